@@ -1,0 +1,120 @@
+"""From two sets of matching descriptors to mutual matches: LightGlue's double softmax, in row blocks of bounded size.
+
+``S = log_softmax(sim, 1) + log_softmax(sim, 2) + log sigma(z0) + log sigma(z1)`` (LightGlue section 3.2). Matching needs only
+the best entry of every row and column of S, so S itself is never stored: it is ``2 sim + r + c`` with one number a row and
+one a column, and both come from log-sum-exps that can be gathered block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+INF = float("inf")
+
+
+class Assignment(NamedTuple):
+    """``matches0[i] = j`` or -1, ``scores0[i]`` the probability of i's mutual best match (0 without one); the same from 1."""
+
+    matches0: Tensor
+    matches1: Tensor
+    scores0: Tensor
+    scores1: Tensor
+
+
+def log_assignment(m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor | None, mask1: Tensor | None) -> Tensor:
+    """The whole log-assignment ``[b, m + 1, n + 1]`` with its dustbins last, differentiable; memory grows with m x n.
+
+    ``m0 [b, m, d]``, ``m1 [b, n, d]`` scaled so that their product is the similarity; ``z0 [b, m]``, ``z1 [b, n]`` matchability logits;
+    ``mask0 [b, m]``, ``mask1 [b, n]`` true where a keypoint exists. Entries of padding are -inf.
+    """
+    sim = m0.float() @ m1.float().transpose(1, 2)
+    exists = _pairs(mask0, mask1)
+    inside = sim if exists is None else sim.masked_fill(~exists, torch.finfo(sim.dtype).min)
+    scores = F.log_softmax(inside, 2) + F.log_softmax(inside, 1)
+    scores = scores + F.logsigmoid(z0.float())[..., None] + F.logsigmoid(z1.float())[:, None]
+    if exists is not None:
+        scores = scores.masked_fill(~exists, -INF)
+    scores = F.pad(scores, (0, 1, 0, 1))
+    scores[:, :-1, -1] = F.logsigmoid(-z0.float())
+    scores[:, -1, :-1] = F.logsigmoid(-z1.float())
+    return scores
+
+
+def assign(
+    m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor | None, mask1: Tensor | None, threshold: float, budget: int
+) -> Assignment:
+    """Mutual best matches whose probability exceeds ``threshold``; arguments as in :func:`log_assignment`.
+
+    At most ``budget`` bytes are spent on similarities at a time (one row of each pair at least). Runs in float32.
+    """
+    m0, m1, z0, z1 = m0.float(), m1.float(), z0.float(), z1.float()
+    b, m, n = m0.shape[0], m0.shape[1], m1.shape[1]
+    if m == 0 or n == 0:
+        return _nothing(m0, b, m, n)
+    rows = max(1, min(m, budget // (4 * b * n)))
+    blocks = list(_blocks(m, rows))
+    whole = _similarity(m0, m1, mask0, mask1, slice(0, m)) if len(blocks) == 1 else None
+
+    row_lse = m0.new_empty(b, m)
+    column_lse = m0.new_full((b, n), -INF)
+    for block in blocks:
+        sim = _similarity(m0, m1, mask0, mask1, block) if whole is None else whole
+        row_lse[:, block] = sim.logsumexp(2)
+        column_lse = torch.logaddexp(column_lse, sim.logsumexp(1))
+    r = _only(F.logsigmoid(z0) - row_lse, mask0)
+    c = _only(F.logsigmoid(z1) - column_lse, mask1)
+
+    best0, value0 = torch.empty_like(row_lse, dtype=torch.long), torch.empty_like(row_lse)
+    best1, value1 = torch.zeros_like(column_lse, dtype=torch.long), torch.full_like(column_lse, -INF)
+    for block in blocks:
+        sim = _similarity(m0, m1, mask0, mask1, block) if whole is None else whole
+        score = sim.mul_(2).add_(r[:, block, None]).add_(c[:, None])
+        value0[:, block], best0[:, block] = score.max(2)
+        value, index = score.max(1)
+        best1 = torch.where(value > value1, index + block.start, best1)
+        value1 = torch.maximum(value1, value)
+    return mutual(best0, best1, value0.exp(), threshold)
+
+
+def mutual(best0: Tensor, best1: Tensor, score0: Tensor, threshold: float) -> Assignment:
+    """Keep ``i -> best0[i]`` where ``best1`` points back; a match needs a score above ``threshold`` (strictly)."""
+    back0 = best1.gather(1, best0) == torch.arange(best0.shape[1], device=best0.device)
+    back1 = best0.gather(1, best1) == torch.arange(best1.shape[1], device=best1.device)
+    scores0 = torch.where(back0, score0, 0.0)
+    scores1 = torch.where(back1, scores0.gather(1, best1), 0.0)
+    matches0 = torch.where(scores0 > threshold, best0, -1)
+    matches1 = torch.where(scores1 > threshold, best1, -1)
+    return Assignment(matches0, matches1, scores0, scores1)
+
+
+def _nothing(like: Tensor, b: int, m: int, n: int) -> Assignment:
+    def none(k: int) -> Tensor:
+        return torch.full((b, k), -1, dtype=torch.long, device=like.device)
+
+    return Assignment(none(m), none(n), like.new_zeros(b, m), like.new_zeros(b, n))
+
+
+def _blocks(m: int, rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + rows, m)) for start in range(0, m, rows))
+
+
+def _similarity(m0: Tensor, m1: Tensor, mask0: Tensor | None, mask1: Tensor | None, block: slice) -> Tensor:
+    sim = m0[:, block] @ m1.transpose(1, 2)
+    exists = _pairs(None if mask0 is None else mask0[:, block], mask1)
+    return sim if exists is None else sim.masked_fill_(~exists, -INF)
+
+
+def _pairs(mask0: Tensor | None, mask1: Tensor | None) -> Tensor | None:
+    if mask0 is None:
+        return None if mask1 is None else mask1[:, None]
+    return mask0[..., None] if mask1 is None else mask0[..., None] & mask1[:, None]
+
+
+def _only(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero at padding, where a log-sum-exp of nothing would turn -inf - (-inf) into NaN."""
+    return x if mask is None else x.masked_fill(~mask, 0.0)

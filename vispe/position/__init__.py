@@ -1,0 +1,1 @@
+"""Position encodings: pure functions of positions, torch in and torch out."""

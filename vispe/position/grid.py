@@ -1,0 +1,46 @@
+"""Coordinates: the one place where a pixel becomes a number that an encoding may see.
+
+Points are (x, y) with the first pixel's centre at (0, 0); sizes are (h, w).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+OUTSIDE = 0.05  # of the long side: how far beyond the image a keypoint may lie before it is taken for a mistake
+
+
+def normalize_keypoints(xy: Tensor, size: Tensor) -> Tensor:
+    """``k' = (k - size/2) / (max(size)/2)``: the long side spans [-1, 1], the short side keeps the aspect.
+
+    ``xy [b, n, 2]`` in pixels, ``size [b, 2]`` as (h, w). Computed in float32. The LightGlue paper says [0, 1]; code and
+    weights use this form (official ``normalize_keypoints``).
+    """
+    wh = size.to(xy.device, torch.float32).flip(-1)[:, None]
+    return (xy.float() - wh / 2) / (wh.amax(-1, keepdim=True) / 2)
+
+
+def check_inside(xy: Tensor, size: Tensor, mask: Tensor | None, name: str) -> None:
+    """Refuse keypoints that are not finite or lie well outside their image.
+
+    Catches raw pixels paired with the size of another (resized) image, already normalised sizes and (w, h) given for (h, w).
+    Only the points that ``mask [b, n]`` keeps are looked at. Costs one device synchronisation.
+    """
+    if xy.shape[1] == 0:
+        return
+    if mask is not None:  # padding may hold anything: look at the image's centre instead
+        xy = torch.where(mask[..., None], xy, size.flip(-1)[:, None].to(xy) / 2)
+    low, high = torch.aminmax(xy.detach().float(), dim=1)
+    wh = size.to(low).flip(-1)
+    slack = OUTSIDE * wh.amax(-1, keepdim=True) + 1.0
+    fine = (low >= -slack) & (high <= wh + slack)  # NaN compares false
+    if bool(fine.all()):
+        return
+    row = int((~fine.all(-1)).nonzero()[0])
+    h, w = size[row].tolist()
+    (x0, y0), (x1, y1) = low[row].tolist(), high[row].tolist()
+    raise ValueError(
+        f"{name} of pair {row} reach x {x0:g}..{x1:g}, y {y0:g}..{y1:g}, far outside an image of size (h, w) = ({h:g}, {w:g}): "
+        "keypoints must be finite pixels of the image whose (h, w) is given; is the size of another image, or swapped?"
+    )
