@@ -7,12 +7,14 @@ one a column, and both come from log-sum-exps that can be gathered block by bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vispe.position.grid import at_least_float32
 
 INF = float("inf")
 
@@ -32,16 +34,18 @@ def log_assignment(m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor
     ``m0 [b, m, d]``, ``m1 [b, n, d]`` scaled so that their product is the similarity; ``z0 [b, m]``, ``z1 [b, n]`` matchability logits;
     ``mask0 [b, m]``, ``mask1 [b, n]`` true where a keypoint exists. Entries of padding are -inf.
     """
-    sim = m0.float() @ m1.float().transpose(1, 2)
+    m0, m1, z0, z1 = _wide(m0, m1, z0, z1)
+    with _exact(m0):
+        sim = m0 @ m1.transpose(1, 2)
     exists = _pairs(mask0, mask1)
     inside = sim if exists is None else sim.masked_fill(~exists, torch.finfo(sim.dtype).min)
     scores = F.log_softmax(inside, 2) + F.log_softmax(inside, 1)
-    scores = scores + F.logsigmoid(z0.float())[..., None] + F.logsigmoid(z1.float())[:, None]
+    scores = scores + F.logsigmoid(z0)[..., None] + F.logsigmoid(z1)[:, None]
     if exists is not None:
         scores = scores.masked_fill(~exists, -INF)
     scores = F.pad(scores, (0, 1, 0, 1))
-    scores[:, :-1, -1] = F.logsigmoid(-z0.float())
-    scores[:, -1, :-1] = F.logsigmoid(-z1.float())
+    scores[:, :-1, -1] = F.logsigmoid(-z0)
+    scores[:, -1, :-1] = F.logsigmoid(-z1)
     return scores
 
 
@@ -52,33 +56,40 @@ def assign(
 
     At most ``budget`` bytes are spent on similarities at a time (one row of each pair at least). Runs in float32.
     """
-    m0, m1, z0, z1 = m0.float(), m1.float(), z0.float(), z1.float()
+    m0, m1, z0, z1 = _wide(m0, m1, z0, z1)
     b, m, n = m0.shape[0], m0.shape[1], m1.shape[1]
     if m == 0 or n == 0:
         return _nothing(m0, b, m, n)
-    rows = max(1, min(m, budget // (4 * b * n)))
-    blocks = list(_blocks(m, rows))
-    whole = _similarity(m0, m1, mask0, mask1, slice(0, m)) if len(blocks) == 1 else None
-
+    blocks = _blocks(b, m, n, budget)
     row_lse = m0.new_empty(b, m)
     column_lse = m0.new_full((b, n), -INF)
+    whole = None
     for block in blocks:
-        sim = _similarity(m0, m1, mask0, mask1, block) if whole is None else whole
+        sim = _similarity(m0, m1, mask0, mask1, block)
         row_lse[:, block] = sim.logsumexp(2)
         column_lse = torch.logaddexp(column_lse, sim.logsumexp(1))
+        whole = sim if len(blocks) == 1 else None
+
     r = _only(F.logsigmoid(z0) - row_lse, mask0)
     c = _only(F.logsigmoid(z1) - column_lse, mask1)
 
-    best0, value0 = torch.empty_like(row_lse, dtype=torch.long), torch.empty_like(row_lse)
-    best1, value1 = torch.zeros_like(column_lse, dtype=torch.long), torch.full_like(column_lse, -INF)
-    for block in blocks:
+    def score(block: slice) -> Tensor:
         sim = _similarity(m0, m1, mask0, mask1, block) if whole is None else whole
-        score = sim.mul_(2).add_(r[:, block, None]).add_(c[:, None])
-        value0[:, block], best0[:, block] = score.max(2)
-        value, index = score.max(1)
-        best1 = torch.where(value > value1, index + block.start, best1)
-        value1 = torch.maximum(value1, value)
+        return sim.mul_(2).add_(r[:, block, None]).add_(c[:, None])
+
+    best0, value0, best1 = _best(score, blocks, row_lse, column_lse)
     return mutual(best0, best1, value0.exp(), threshold)
+
+
+def nearest(d0: Tensor, d1: Tensor, threshold: float = -1.0, budget: int = 256 << 20) -> Assignment:
+    """Mutual nearest neighbours of unit descriptors ``[b, m, d]``, ``[b, n, d]``; scores are cosines, above ``threshold``."""
+    d0, d1 = _wide(d0, d1)
+    b, m, n = d0.shape[0], d0.shape[1], d1.shape[1]
+    if m == 0 or n == 0:
+        return _nothing(d0, b, m, n)
+    blocks = _blocks(b, m, n, budget)
+    best0, value0, best1 = _best(lambda block: _similarity(d0, d1, None, None, block), blocks, d0[..., 0], d1[..., 0])
+    return mutual(best0, best1, value0, threshold)
 
 
 def mutual(best0: Tensor, best1: Tensor, score0: Tensor, threshold: float) -> Assignment:
@@ -99,12 +110,38 @@ def _nothing(like: Tensor, b: int, m: int, n: int) -> Assignment:
     return Assignment(none(m), none(n), like.new_zeros(b, m), like.new_zeros(b, n))
 
 
-def _blocks(m: int, rows: int) -> Iterator[slice]:
-    return (slice(start, min(start + rows, m)) for start in range(0, m, rows))
+def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Half precision as float32: a log-sum-exp over thousands of points needs it."""
+    return tuple(at_least_float32(t) for t in tensors)
+
+
+def _exact(like: Tensor) -> torch.autocast:
+    """No autocast inside."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def _blocks(b: int, m: int, n: int, budget: int) -> list[slice]:
+    """Rows of ``[b, m, n]`` float32 in blocks of at most ``budget`` bytes, one row at least."""
+    rows = max(1, min(m, budget // (4 * b * n)))
+    return [slice(start, min(start + rows, m)) for start in range(0, m, rows)]
+
+
+def _best(score: Callable[[slice], Tensor], blocks: list[slice], like0: Tensor, like1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The best column and its value for every row, and the best row (the first, in a tie) for every column."""
+    best0, value0 = torch.empty_like(like0, dtype=torch.long), torch.empty_like(like0)
+    best1, value1 = torch.zeros_like(like1, dtype=torch.long), torch.full_like(like1, -INF)
+    for block in blocks:
+        values = score(block)
+        value0[:, block], best0[:, block] = values.max(2)
+        value, index = values.max(1)
+        best1 = torch.where(value > value1, index + block.start, best1)
+        value1 = torch.maximum(value1, value)
+    return best0, value0, best1
 
 
 def _similarity(m0: Tensor, m1: Tensor, mask0: Tensor | None, mask1: Tensor | None, block: slice) -> Tensor:
-    sim = m0[:, block] @ m1.transpose(1, 2)
+    with _exact(m0):
+        sim = m0[:, block] @ m1.transpose(1, 2)
     exists = _pairs(None if mask0 is None else mask0[:, block], mask1)
     return sim if exists is None else sim.masked_fill_(~exists, -INF)
 

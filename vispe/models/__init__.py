@@ -23,6 +23,23 @@ MODELS: dict[str, str] = {
     "lightglue_doghardnet": "lightglue",
 }
 
+EXTRACTORS: dict[str, str | None] = {
+    # name -> the LightGlue weights trained for its descriptors
+    "aliked_n16": "lightglue_aliked",
+    "aliked_n16rot": "lightglue_aliked",
+    "aliked_n32": "lightglue_aliked",
+    "aliked_t16": None,  # 64-dimensional descriptors: no LightGlue was published for them
+    "disk": "lightglue_disk",
+    "sift": "lightglue_sift",
+    "superpoint": "lightglue_superpoint",
+}
+MATCHERS = ("lightglue", "mutual_nn")
+
+
+def list_models() -> list[str]:
+    """The names that ``vispe.build`` and ``vispe.load`` take."""
+    return list(MODELS)
+
 
 def home(name: str) -> ModuleType:
     """The module of model ``name``; ``ValueError`` lists the names there are."""

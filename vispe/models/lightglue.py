@@ -296,7 +296,7 @@ class LightGlue(nn.Module):
         assert isinstance(size, Tensor)
         positions = normalize_keypoints(keypoints, size)
         if points.scales is not None and points.orientations is not None:
-            positions = torch.cat((positions, points.scales.float()[..., None], points.orientations.float()[..., None]), -1)
+            positions = torch.cat((positions, points.scales[..., None], points.orientations[..., None]), -1)
         x = self.input_proj(points.descriptors.to(self.heads[0].final.weight.dtype))
         index = torch.arange(keypoints.shape[1], device=x.device).expand(keypoints.shape[:2])
         return Side(x, self.basis(positions), points.mask, index)

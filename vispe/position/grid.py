@@ -14,11 +14,17 @@ OUTSIDE = 0.05  # of the long side: how far beyond the image a keypoint may lie 
 def normalize_keypoints(xy: Tensor, size: Tensor) -> Tensor:
     """``k' = (k - size/2) / (max(size)/2)``: the long side spans [-1, 1], the short side keeps the aspect.
 
-    ``xy [b, n, 2]`` in pixels, ``size [b, 2]`` as (h, w). Computed in float32. The LightGlue paper says [0, 1]; code and
+    ``xy [b, n, 2]`` in pixels, ``size [b, 2]`` as (h, w). Computed in float32 (float64 stays). The LightGlue paper says [0, 1]; code and
     weights use this form (official ``normalize_keypoints``).
     """
-    wh = size.to(xy.device, torch.float32).flip(-1)[:, None]
-    return (xy.float() - wh / 2) / (wh.amax(-1, keepdim=True) / 2)
+    xy = at_least_float32(xy)
+    wh = size.to(xy).flip(-1)[:, None]
+    return (xy - wh / 2) / (wh.amax(-1, keepdim=True) / 2)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Positions and angles are never half precision: bfloat16 cannot tell 256 from 257."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_inside(xy: Tensor, size: Tensor, mask: Tensor | None, name: str) -> None:

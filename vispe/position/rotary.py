@@ -10,10 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vispe.position.grid import at_least_float32
+
 
 def rotation(angles: Tensor) -> Tensor:
-    """``angles [..., d/2]`` in radians -> ``[..., d/2, 2]`` of (cos, sin), float32."""
-    angles = angles.float()
+    """``angles [..., d/2]`` in radians -> ``[..., d/2, 2]`` of (cos, sin), float32 (float64 stays)."""
+    angles = at_least_float32(angles)
     return torch.stack((angles.cos(), angles.sin()), dim=-1)
 
 
@@ -52,7 +54,7 @@ class LearnedBasis(nn.Module):
         self.weight = nn.Parameter(torch.randn(head_dim // 2, dims) * gamma**-2)
 
     def forward(self, positions: Tensor) -> Tensor:
-        weight, positions = self.weight.float(), positions.float()
+        weight, positions = at_least_float32(self.weight), at_least_float32(positions)
         # A short loop over the 2 or 4 coordinates instead of a [n, head_dim/2, dims] product.
         angles = sum(positions[..., i, None] * weight[:, i] for i in range(weight.shape[1]))
         return rotation(angles)

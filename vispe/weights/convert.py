@@ -1,8 +1,9 @@
 """From another library's state dict to ours: a table of renamings, read strictly.
 
-A table is a list of rules in ``models/<file>.toml`` under ``[origin]``. A rule has ``from`` (a pattern for the whole key) and one of
-- ``to``: our key, with ``\\1`` for the pattern's groups; with ``part = k`` several keys become one tensor, joined along their first axis; with
-  ``twin = true`` a second key may claim the place, if it holds the same numbers;
+A table is a list of rules in ``models/<file>.toml`` under ``[origin]``. A rule has ``from`` (a pattern for the whole
+key) and one of
+- ``to``: our key, with ``\\1`` for the pattern's groups; with ``part = k`` several keys become one tensor, joined
+  along their first axis; with ``twin = true`` a second key may claim the place, if it holds the same numbers;
 - ``drop = "why"``: a key that is known and not needed.
 ``change`` names a tensor surgery of this file. A key that no rule names, or two that claim one place, are an error.
 """
@@ -10,11 +11,13 @@ A table is a list of rules in ``models/<file>.toml`` under ``[origin]``. A rule 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Rules = Sequence[Mapping[str, Any]]
 
 
 class WeightsError(ValueError):
@@ -29,39 +32,65 @@ def qkv_last_to_first(tensor: Tensor, heads: int) -> Tensor:
 CHANGES: dict[str, Callable[..., Tensor]] = {"qkv_last_to_first_4_heads": lambda t: qkv_last_to_first(t, 4)}
 
 
-def convert(state: Mapping[str, Tensor], rules: Sequence[Mapping[str, Any]], origin: str) -> dict[str, Tensor]:
+def accounts_for(rules: Rules, keys: Iterable[str]) -> bool:
+    """Whether every key has a rule."""
+    return all(_rule(rules, key) for key in keys)
+
+
+def convert(state: Mapping[str, Tensor], rules: Rules, origin: str) -> dict[str, Tensor]:
     """``state`` in our names; ``WeightsError`` names every key that the rules of ``origin`` do not account for."""
-    compiled = [(re.compile(rule["from"]), rule) for rule in rules]
-    parts: dict[str, dict[int, Tensor]] = {}
-    unknown = []
-    for key, tensor in state.items():
-        hit = next(((match, rule) for pattern, rule in compiled if (match := pattern.fullmatch(key))), None)
-        if hit is None:
-            unknown.append(key)
-        elif "drop" not in hit[1]:
-            match, rule = hit
-            ours, part = match.expand(rule["to"]), rule.get("part", 0)
-            place = parts.setdefault(ours, {})
-            value = CHANGES[rule["change"]](tensor) if "change" in rule else tensor
-            if part in place and not (rule.get("twin") and torch.equal(place[part], value)):
-                raise WeightsError(f"{key!r} and another key of {origin} both become {ours!r}, with different values")
-            place[part] = value
+    unknown = [key for key in state if not _rule(rules, key)]
     if unknown:
         raise WeightsError(f"these are not {origin} weights for this model: nothing is known of {_some(unknown)}")
-    return {key: place[0] if len(place) == 1 else torch.cat([place[i] for i in sorted(place)]) for key, place in parts.items()}
+    places: dict[str, dict[int, Tensor]] = {}
+    for key, tensor in state.items():
+        hit = _rule(rules, key)
+        assert hit is not None
+        match, rule = hit
+        if "drop" in rule:
+            continue
+        place, part = places.setdefault(match.expand(rule["to"]), {}), rule.get("part", 0)
+        value = _changed(tensor, rule, key)
+        if part in place and not (rule.get("twin") and torch.equal(place[part], value)):
+            ours = match.expand(rule["to"])
+            raise WeightsError(f"{key!r} and another key of {origin} both become {ours!r}, with different values")
+        place[part] = value
+    return {key: _joined(parts, key) for key, parts in places.items()}
+
+
+def _rule(rules: Rules, key: str) -> tuple[re.Match[str], Mapping[str, Any]] | None:
+    """The first rule whose pattern is the whole key, with the match."""
+    return next(((match, rule) for rule in rules if (match := re.fullmatch(rule["from"], key))), None)
+
+
+def _changed(tensor: Tensor, rule: Mapping[str, Any], key: str) -> Tensor:
+    try:
+        return CHANGES[rule["change"]](tensor) if "change" in rule else tensor
+    except (RuntimeError, IndexError) as error:
+        raise WeightsError(f"{key!r} has an unexpected shape, {list(tensor.shape)}") from error
+
+
+def _joined(parts: Mapping[int, Tensor], key: str) -> Tensor:
+    try:
+        return parts[0] if parts.keys() == {0} else torch.cat([parts[i] for i in range(len(parts))])
+    except (KeyError, RuntimeError) as error:
+        shapes = ", ".join(f"{i}: {list(parts[i].shape)}" for i in sorted(parts))
+        raise WeightsError(f"the parts of {key!r} do not fit together ({shapes})") from error
 
 
 def fill(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     """Load ``state`` into ``module``, every key and shape accounted for; nothing is changed when anything is wrong."""
     own = module.state_dict()
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    counters = {key for key in missing if key.endswith("num_batches_tracked")}  # of no use at inference; old files lack them
-    missing = [key for key in missing if key not in counters]
-    shapes = [f"{k} {list(state[k].shape)} for {list(own[k].shape)}" for k in own.keys() & state.keys() if own[k].shape != state[k].shape]
-    wrong = [f"{what} {_some(keys)}" for what, keys in (("missing", missing), ("unknown", extra), ("of another shape:", shapes)) if keys]
-    if wrong:
-        raise WeightsError(f"weights do not fit {name}: " + "; ".join(wrong))
-    bad = sorted(k for k, t in state.items() if t.is_floating_point() and not bool(torch.isfinite(t).all()))
+    # A batch norm's counter is of no use at inference, and old files lack it.
+    missing = sorted(key for key in own.keys() - state.keys() if not key.endswith("num_batches_tracked"))
+    extra = sorted(state.keys() - own.keys())
+    reshaped = [key for key in own if key in state and state[key].shape != own[key].shape]
+    shapes = [f"{key} {list(state[key].shape)} for {list(own[key].shape)}" for key in reshaped]
+    faults = (("missing", missing), ("unknown", extra), ("of another shape:", shapes))
+    if any(keys for _, keys in faults):
+        wrong = "; ".join(f"{what} {_some(keys)}" for what, keys in faults if keys)
+        raise WeightsError(f"weights do not fit {name}: {wrong}")
+    bad = sorted(key for key, tensor in state.items() if not bool(torch.isfinite(tensor).all()))
     if bad:
         raise WeightsError(f"weights for {name} are not finite: {_some(bad)}")
     module.load_state_dict({**own, **state}, strict=True)

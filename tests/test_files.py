@@ -1,0 +1,93 @@
+"""A file is whole or absent, whatever happens while it is written."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from vispe.files import atomic, write_atomically, write_json
+
+
+def test_the_file_appears_when_the_block_ends(tmp_path):
+    path = tmp_path / "a b é.txt"
+    with atomic(path) as temporary:
+        temporary.write_text("new")
+        assert temporary.parent == tmp_path
+        assert temporary.suffix == ".txt"
+        assert not path.exists()
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+
+    def writer(temporary):
+        temporary.write_text("half")
+        raise error
+
+    with pytest.raises(error):
+        write_atomically(path, writer)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_block_that_writes_nothing_fails(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic(tmp_path / "x"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder.*nowhere"):
+        write_atomically(tmp_path / "nowhere" / "x", lambda temporary: temporary.write_text("x"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_only_regular_files_are_replaced(tmp_path, kind):
+    path = tmp_path / "x"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        write_json(path, {})
+    assert not stat.S_ISREG(path.stat().st_mode)
+
+
+def test_a_link_is_followed(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    write_json(link, [1])
+    assert link.is_symlink()
+    assert json.loads(real.read_text()) == [1]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_text("")
+    write_json(tmp_path / "x", 1)
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_the_longest_name_can_be_written(tmp_path):
+    path = tmp_path / ("x" * 250 + ".json")
+    write_json(path, 1)
+    assert path.read_text() == "1\n"
+
+
+def test_json_is_utf8_and_indented_by_two(tmp_path):
+    write_json(tmp_path / "x.json", {"é": ["☃"]})
+    assert (tmp_path / "x.json").read_bytes() == '{\n  "é": [\n    "☃"\n  ]\n}\n'.encode()
+
+
+def test_json_keeps_file_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    write_json(tmp_path / "x.json", [name])
+    assert json.loads((tmp_path / "x.json").read_bytes()) == [name]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_refuses_what_json_lacks(tmp_path, value):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "x.json", {"a": [value]})
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,5 @@
+"""``python -m vispe`` is the command ``vispe``."""
+
+from vispe.cli import main
+
+raise SystemExit(main())
