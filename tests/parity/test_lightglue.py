@@ -46,8 +46,9 @@ def as_official(points: Points) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", IMAGES)
 @torch.inference_mode()
 def test_log_assignment_and_matches_are_the_official_ones(features, official, name):
-    """Nine layers amplify float32 rounding: the official package is itself up to 2e-3 (log) away from its float64 result. So
-    the log-assignments are compared in float64, and float32 must be as near to that as the official float32 is."""
+    """Nine layers amplify float32 rounding: the official package is itself up to 2e-3 (log) away from its float64
+    result. So the log-assignments are compared in float64, and float32 must be as near to that as the official float32
+    is."""
     p0, p1 = features(name, 512)
     peer, seen = official("fixed"), []
     peer.log_assignment[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
@@ -71,7 +72,11 @@ def test_log_assignment_and_matches_are_the_official_ones(features, official, na
 @torch.inference_mode()
 def test_adaptivity_is_the_official_one(features, official, mode):
     depth, width = MODES[mode]
-    network, peer, stops = vispe.load("lightglue_aliked", depth_confidence=depth, width_confidence=width), official(mode), []
+    network, peer, stops = (
+        vispe.load("lightglue_aliked", depth_confidence=depth, width_confidence=width),
+        official(mode),
+        [],
+    )
     for name in IMAGES:
         p0, p1 = features(name, 512)
         theirs = peer({"image0": as_official(p0), "image1": as_official(p1)})
@@ -118,11 +123,15 @@ def random_points(b: int, n: int, d: int, seed: int) -> Points:
 
 @torch.inference_mode()
 def test_transformers_port_with_random_weights():
-    peer_module = pytest.importorskip("transformers.models.lightglue.modeling_lightglue", reason="transformers is the parity peer")
+    peer_module = pytest.importorskip(
+        "transformers.models.lightglue.modeling_lightglue", reason="transformers is the parity peer"
+    )
     from transformers import LightGlueConfig
 
     # Its off-switch of adaptivity crashes; 1.0 never stops and never prunes.
-    peer = randomised(peer_module.LightGlueForKeypointMatching(LightGlueConfig(depth_confidence=1.0, width_confidence=1.0)))
+    peer = randomised(
+        peer_module.LightGlueForKeypointMatching(LightGlueConfig(depth_confidence=1.0, width_confidence=1.0))
+    )
     for layer in peer.transformer_layers:  # one projection, stored twice
         layer.cross_attention.k_proj.load_state_dict(layer.cross_attention.q_proj.state_dict())
     network = vispe.load("lightglue_superpoint", weights=peer.state_dict(), origin="transformers", threshold=0.0)
@@ -142,10 +151,18 @@ def test_transformers_port_with_random_weights():
 def test_kornia_port_with_random_weights(extra):
     kornia = pytest.importorskip("kornia.feature.lightglue", reason="kornia is the parity peer")
     peer = kornia.LightGlue(
-        None, input_dim=128, add_scale_ori=extra, depth_confidence=-1, width_confidence=-1, filter_threshold=0.0, flash=False
+        None,
+        input_dim=128,
+        add_scale_ori=extra,
+        depth_confidence=-1,
+        width_confidence=-1,
+        filter_threshold=0.0,
+        flash=False,
     )
     peer = randomised(peer)
-    network = vispe.load("lightglue_sift" if extra else "lightglue_aliked", weights=peer.state_dict(), origin="official", threshold=0.0)
+    network = vispe.load(
+        "lightglue_sift" if extra else "lightglue_aliked", weights=peer.state_dict(), origin="official", threshold=0.0
+    )
     p0, p1 = random_points(2, 50, 128, 0), random_points(2, 70, 128, 1)
     images = [as_official(p0), as_official(p1)]
     if extra:

@@ -276,7 +276,7 @@ def test_a_changed_file_in_the_package_is_refused(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     weights = {"url": "http://127.0.0.1:9/w.pth", "carrier": "carrier_of_weights/w.pth", "sha256": SHA256}
     monkeypatch.setattr(files, "facts", lambda name: {"weights": weights, "origin": {}})
-    with pytest.raises(WeightsError, match="carrier_of_weights/w.pth is not the published file"):
+    with pytest.raises(WeightsError, match=r"carrier_of_weights/w\.pth is not the published file"):
         locate("x")
     (package / "w.pth").write_bytes(GOOD)
     assert locate("x") == package / "w.pth"

@@ -33,7 +33,7 @@ def motorcycle() -> StereoPair:
 
 
 def disparity_errors(points0: np.ndarray, points1: np.ndarray, disparity: np.ndarray) -> np.ndarray:
-    """How far ``points1 [k, 2]`` are from where the disparity at ``points0`` (nearest pixel) puts them; NaN: unknown."""
+    """How far ``points1 [k, 2]`` are from where the disparity at ``points0`` (nearest pixel) puts them, else NaN."""
     h, w = disparity.shape
     column, row = np.rint(points0).astype(int).clip(0, (w - 1, h - 1)).T
     d = np.where(np.isfinite(disparity[row, column]), disparity[row, column], np.nan)

@@ -1,8 +1,8 @@
 """From two sets of matching descriptors to mutual matches: LightGlue's double softmax, in row blocks of bounded size.
 
-``S = log_softmax(sim, 1) + log_softmax(sim, 2) + log sigma(z0) + log sigma(z1)`` (LightGlue section 3.2). Matching needs only
-the best entry of every row and column of S, so S itself is never stored: it is ``2 sim + r + c`` with one number a row and
-one a column, and both come from log-sum-exps that can be gathered block by block.
+``S = log_softmax(sim, 1) + log_softmax(sim, 2) + log sigma(z0) + log sigma(z1)`` (LightGlue section 3.2). Matching
+needs only the best entry of every row and column of S, so S itself is never stored: it is ``2 sim + r + c`` with one
+number a row and one a column, and both come from log-sum-exps that can be gathered block by block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ INF = float("inf")
 
 
 class Assignment(NamedTuple):
-    """``matches0[i] = j`` or -1, ``scores0[i]`` the probability of i's mutual best match (0 without one); the same from 1."""
+    """``matches0[i] = j`` or -1, ``scores0[i]`` the probability of i's mutual best match (0 without one); the same from
+    1."""
 
     matches0: Tensor
     matches1: Tensor
@@ -28,11 +29,13 @@ class Assignment(NamedTuple):
     scores1: Tensor
 
 
-def log_assignment(m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor | None, mask1: Tensor | None) -> Tensor:
+def log_assignment(
+    m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor | None, mask1: Tensor | None
+) -> Tensor:
     """The whole log-assignment ``[b, m + 1, n + 1]`` with its dustbins last, differentiable; memory grows with m x n.
 
-    ``m0 [b, m, d]``, ``m1 [b, n, d]`` scaled so that their product is the similarity; ``z0 [b, m]``, ``z1 [b, n]`` matchability logits;
-    ``mask0 [b, m]``, ``mask1 [b, n]`` true where a keypoint exists. Entries of padding are -inf.
+    ``m0 [b, m, d]``, ``m1 [b, n, d]`` scaled so that their product is the similarity; ``z0 [b, m]``, ``z1 [b, n]``
+    matchability logits; ``mask0 [b, m]``, ``mask1 [b, n]`` true where a keypoint exists. Entries of padding are -inf.
     """
     m0, m1, z0, z1 = _wide(m0, m1, z0, z1)
     with _exact(m0):
@@ -50,7 +53,14 @@ def log_assignment(m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor
 
 
 def assign(
-    m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor | None, mask1: Tensor | None, threshold: float, budget: int
+    m0: Tensor,
+    m1: Tensor,
+    z0: Tensor,
+    z1: Tensor,
+    mask0: Tensor | None,
+    mask1: Tensor | None,
+    threshold: float,
+    budget: int,
 ) -> Assignment:
     """Mutual best matches whose probability exceeds ``threshold``; arguments as in :func:`log_assignment`.
 
@@ -82,7 +92,8 @@ def assign(
 
 
 def nearest(d0: Tensor, d1: Tensor, threshold: float = -1.0, budget: int = 256 << 20) -> Assignment:
-    """Mutual nearest neighbours of unit descriptors ``[b, m, d]``, ``[b, n, d]``; scores are cosines, above ``threshold``."""
+    """Mutual nearest neighbours of unit descriptors ``[b, m, d]``, ``[b, n, d]``; scores are cosines, above
+    ``threshold``."""
     d0, d1 = _wide(d0, d1)
     b, m, n = d0.shape[0], d0.shape[1], d1.shape[1]
     if m == 0 or n == 0:
@@ -126,7 +137,9 @@ def _blocks(b: int, m: int, n: int, budget: int) -> list[slice]:
     return [slice(start, min(start + rows, m)) for start in range(0, m, rows)]
 
 
-def _best(score: Callable[[slice], Tensor], blocks: list[slice], like0: Tensor, like1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _best(
+    score: Callable[[slice], Tensor], blocks: list[slice], like0: Tensor, like1: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The best column and its value for every row, and the best row (the first, in a tie) for every column."""
     best0, value0 = torch.empty_like(like0, dtype=torch.long), torch.empty_like(like0)
     best1, value1 = torch.zeros_like(like1, dtype=torch.long), torch.full_like(like1, -INF)

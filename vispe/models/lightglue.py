@@ -60,8 +60,8 @@ class Points(NamedTuple):
     """The local features of one image of every pair, as the matcher wants them.
 
     ``keypoints [b, n, 2]`` are (x, y) pixels of the image whose ``size`` (h, w) is given, once or as ``[b, 2]``;
-    ``descriptors [b, n, d]``; ``mask [b, n]`` is true where a keypoint exists (padding may hold anything finite); ``scales`` in
-    pixels and ``orientations`` in radians, ``[b, n]``, only for weights trained with them.
+    ``descriptors [b, n, d]``; ``mask [b, n]`` is true where a keypoint exists (padding may hold anything finite);
+    ``scales`` in pixels and ``orientations`` in radians, ``[b, n]``, only for weights trained with them.
     """
 
     keypoints: Tensor
@@ -76,8 +76,8 @@ class MatchOutput(NamedTuple):
     """What :meth:`LightGlue.forward` returns for ``b`` pairs of ``m`` and ``n`` keypoints (padding included).
 
     ``matches0 [b, m]`` holds the index in image 1 or -1, ``matches1 [b, n]`` the reverse; ``scores0``, ``scores1`` the
-    probability of each point's mutual best match; ``stop [b]`` the number of layers run; ``layers0``, ``layers1`` how many
-    layers each point took part in.
+    probability of each point's mutual best match; ``stop [b]`` the number of layers run; ``layers0``, ``layers1`` how
+    many layers each point took part in.
     """
 
     matches0: Tensor
@@ -94,16 +94,11 @@ class MatchOutput(NamedTuple):
         return torch.stack((i, self.matches0[row, i]), dim=-1), self.scores0[row, i]
 
 
-class FeedForward(nn.Sequential):
-    """The update of a point from itself and its message: ``x + MLP([x | message])``."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(
-            nn.Linear(2 * width, 2 * width), nn.LayerNorm(2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
-
-    def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        return x + super().forward(torch.cat((x, message), -1))
+def feed_forward(width: int) -> nn.Sequential:
+    """The MLP that turns a point and its message, side by side, into the point's update."""
+    return nn.Sequential(
+        nn.Linear(2 * width, 2 * width), nn.LayerNorm(2 * width), nn.GELU(), nn.Linear(2 * width, width)
+    )
 
 
 class SelfAttention(nn.Module):
@@ -114,17 +109,18 @@ class SelfAttention(nn.Module):
         self.num_heads = num_heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.ffn = FeedForward(width)
+        self.ffn = feed_forward(width)
 
     def forward(self, x: Tensor, turn: Tensor, mask: Tensor | None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # b, n, 3, heads, head_dim
         q, k = rotate(qkv[:, :, :2], turn[:, :, None, None]).unbind(2)
         q, k, v = (t.transpose(1, 2) for t in (q, k, qkv[:, :, 2]))
-        return self.ffn(x, self.out(attend(q, k, v, mask)))
+        return x + self.ffn(torch.cat((x, self.out(attend(q, k, v, mask))), -1))
 
 
 class CrossAttention(nn.Module):
-    """Each image reads the other; one projection serves as query and key, so the similarity is symmetric (section 3.1)."""
+    """Each image reads the other; one projection serves as query and key, so the similarity is symmetric (section
+    3.1)."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -132,14 +128,15 @@ class CrossAttention(nn.Module):
         self.qk = nn.Linear(width, width)
         self.v = nn.Linear(width, width)
         self.out = nn.Linear(width, width)
-        self.ffn = FeedForward(width)
+        self.ffn = feed_forward(width)
 
     def forward(self, x0: Tensor, x1: Tensor, mask0: Tensor | None, mask1: Tensor | None) -> tuple[Tensor, Tensor]:
         qk0, qk1, v0, v1 = (
-            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (self.qk(x0), self.qk(x1), self.v(x0), self.v(x1))
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for t in (self.qk(x0), self.qk(x1), self.v(x0), self.v(x1))
         )
-        message0, message1 = attend(qk0, qk1, v1, mask1), attend(qk1, qk0, v0, mask0)
-        return self.ffn(x0, self.out(message0)), self.ffn(x1, self.out(message1))
+        message0, message1 = self.out(attend(qk0, qk1, v1, mask1)), self.out(attend(qk1, qk0, v0, mask0))
+        return x0 + self.ffn(torch.cat((x0, message0), -1)), x1 + self.ffn(torch.cat((x1, message1), -1))
 
 
 class Layer(nn.Module):
@@ -172,7 +169,8 @@ class MatchHead(nn.Module):
 
 @dataclass
 class Side:
-    """The points of one image of every pair still running: ``x [a, n, width]``, their rotations, which exist, which they were."""
+    """The points of one image of every pair still running: ``x [a, n, width]``, their rotations, which exist, which
+    they were."""
 
     x: Tensor
     turn: Tensor
@@ -196,18 +194,23 @@ class Side:
             return self
         mask = torch.ones_like(self.index, dtype=torch.bool) if self.mask is None else self.mask
         index = torch.arange(length, device=self.x.device).expand(len(self.x), length)
-        return Side(F.pad(self.x, (0, 0, 0, more)), F.pad(self.turn, (0, 0, 0, 0, 0, more)), F.pad(mask, (0, more)), index)
+        return Side(
+            F.pad(self.x, (0, 0, 0, more)), F.pad(self.turn, (0, 0, 0, 0, 0, more)), F.pad(mask, (0, more)), index
+        )
 
     def keep(self, kept: Tensor, length: int) -> Side:
         """Only the points ``kept [a, n]``, moved to the front in their order, on an axis of ``length``."""
         order = torch.argsort(~kept, dim=1, stable=True)[:, :length]
         mask = torch.arange(length, device=kept.device) < kept.sum(1, keepdim=True)
         row = torch.arange(len(order), device=kept.device)[:, None]
-        return Side(self.x[row, order], self.turn[row, order], None if bool(mask.all()) else mask, self.index[row, order])
+        return Side(
+            self.x[row, order], self.turn[row, order], None if bool(mask.all()) else mask, self.index[row, order]
+        )
 
 
 class LightGlue(nn.Module):
-    """Matches two sets of local features. ``LightGlue(spec)`` has fresh weights; :func:`vispe.load` brings trained ones."""
+    """Matches two sets of local features. ``LightGlue(spec)`` has fresh weights; :func:`vispe.load` brings trained
+    ones."""
 
     def __init__(self, spec: LightGlueSpec) -> None:
         super().__init__()
@@ -275,19 +278,24 @@ class LightGlue(nn.Module):
         return log_assignment(m0, m1, z0, z1, s0.mask, s1.mask)
 
     def compile_layers(self, buckets: tuple[int, ...] = BUCKETS, mode: str = "default") -> LightGlue:
-        """Compile the layers, once per bucket: keypoint counts are padded (masked) to the next bucket, so that a new image
-        or a new keypoint count compiles nothing. Beyond the last bucket the length is a multiple of it. Returns self."""
+        """Compile the layers, once per bucket: keypoint counts are padded (masked) to the next bucket, so that a new
+        image or a new keypoint count compiles nothing. Beyond the last bucket the length is a multiple of it. Returns
+        self."""
         if not buckets or sorted(set(buckets)) != list(buckets) or buckets[0] < 1:
             raise ValueError(f"buckets must be increasing positive lengths, got {buckets}")
         self._buckets = tuple(buckets)
-        self._run = torch.compile(Layer.forward, mode=mode, dynamic=False)  # the layer is an argument: nine share a graph
+        self._run = torch.compile(
+            Layer.forward, mode=mode, dynamic=False
+        )  # the layer is an argument: nine share a graph
         return self
 
     # --------------------------------------------------------------------------------------------------- getting ready
 
     def _sides(self, points0: Points, points1: Points) -> tuple[Side, Side]:
         if points0.keypoints.shape[0] != points1.keypoints.shape[0]:
-            raise ValueError(f"image 0 has {points0.keypoints.shape[0]} pairs, image 1 has {points1.keypoints.shape[0]}")
+            raise ValueError(
+                f"image 0 has {points0.keypoints.shape[0]} pairs, image 1 has {points1.keypoints.shape[0]}"
+            )
         return self._side(points0, "0"), self._side(points1, "1")
 
     def _side(self, points: Points, which: str) -> Side:
@@ -297,7 +305,7 @@ class LightGlue(nn.Module):
         positions = normalize_keypoints(keypoints, size)
         if points.scales is not None and points.orientations is not None:
             positions = torch.cat((positions, points.scales[..., None], points.orientations[..., None]), -1)
-        x = self.input_proj(points.descriptors.to(self.heads[0].final.weight.dtype))
+        x = self.input_proj(points.descriptors.to(self.basis.weight.dtype))
         index = torch.arange(keypoints.shape[1], device=x.device).expand(keypoints.shape[:2])
         return Side(x, self.basis(positions), points.mask, index)
 
@@ -335,7 +343,8 @@ class LightGlue(nn.Module):
     # ------------------------------------------------------------------------------------------------------ the layers
 
     def _match(self, s0: Side, s1: Side, out: MatchOutput, total: Tensor) -> None:
-        """Run the layers and write each pair's matches when it stops; ``total [b]`` counts the points a pair began with."""
+        """Run the layers and write each pair's matches when it stops; ``total [b]`` counts the points a pair began
+        with."""
         spec = self.spec
         adaptive = spec.depth_confidence is not None or spec.width_confidence is not None
         rows = torch.arange(len(s0.x), device=s0.x.device)
@@ -357,30 +366,31 @@ class LightGlue(nn.Module):
 
     def _layer(self, layer: nn.Module, s0: Side, s1: Side, batch: int) -> tuple[Tensor, Tensor]:
         """One layer. Compiled, the batch keeps the size it began with, so that a pair that stops compiles nothing."""
-        parts = (s0.x, s1.x, s0.turn, s1.turn, s0.mask, s1.mask)
-        if self._buckets:
-            masks = (torch.ones_like(s.index, dtype=torch.bool) if s.mask is None else s.mask for s in (s0, s1))
-            gone = batch - len(s0.x)
-            parts = tuple(torch.cat((t, t.new_zeros(gone, *t.shape[1:]))) for t in (*parts[:4], *masks))
-        x0, x1 = self._run(layer, *parts)
+        if not self._buckets:
+            return self._run(layer, s0.x, s1.x, s0.turn, s1.turn, s0.mask, s1.mask)
+        masks = (torch.ones_like(s.index, dtype=torch.bool) if s.mask is None else s.mask for s in (s0, s1))
+        parts = (s0.x, s1.x, s0.turn, s1.turn, *masks)
+        x0, x1 = self._run(layer, *(torch.cat((t, t.new_zeros(batch - len(t), *t.shape[1:]))) for t in parts))
         return x0[: len(s0.x)], x1[: len(s1.x)]
 
     def _stops(self, i: int, s0: Side, s1: Side, total: Tensor) -> Tensor:
         """Which pairs are done after layer i: few of the points they began with are still unsure (section 3.3)."""
         if self.spec.depth_confidence is None:
             return torch.zeros_like(total, dtype=torch.bool)
-        unsure = sum(_existing(self._sure(i, side) < _certainty(i, self.spec.depth), side.mask).sum(1) for side in (s0, s1))
-        return 1.0 - unsure.float() / total > self.spec.depth_confidence
+        bar = _certainty(i, self.spec.depth)
+        unsure0, unsure1 = (_existing(self._sure(i, side) < bar, side.mask).sum(1) for side in (s0, s1))
+        return 1.0 - (unsure0 + unsure1).float() / total > self.spec.depth_confidence
 
     def _sure(self, i: int, side: Side) -> Tensor:
-        """How confident each point is that its match, or that it has none, will not change: ``[a, n]``, taught apart."""
+        """How confident each point is that its match, or that it has none, will not change: ``[a, n]``, taught
+        apart."""
         return torch.sigmoid(self.confidence[i](side.x.detach())[..., 0])
 
     def _prune(self, i: int, s0: Side, s1: Side, rows: Tensor, out: MatchOutput) -> tuple[Side, Side]:
         """Without the points that are surely unmatchable; those that are unsure stay (section 3.3)."""
         if self.spec.width_confidence is None:
             return s0, s1
-        kept0, kept1 = self._kept(i, s0), self._kept(i, s1)
+        kept0, kept1 = (self._kept(i, side, 1 - self.spec.width_confidence) for side in (s0, s1))
         most0, most1 = int(kept0.sum(1).max()), int(kept1.sum(1).max())
         if self._buckets:
             most0 = most1 = self._room(max(most0, most1))
@@ -389,8 +399,8 @@ class LightGlue(nn.Module):
             layers[rows[r], side.index[r, p]] += 1
         return s0.keep(kept0, most0), s1.keep(kept1, most1)
 
-    def _kept(self, i: int, side: Side) -> Tensor:
-        kept = torch.sigmoid(self.heads[i].matchability(side.x)[..., 0]) > 1 - self.spec.width_confidence
+    def _kept(self, i: int, side: Side, matchable: float) -> Tensor:
+        kept = torch.sigmoid(self.heads[i].get_submodule("matchability")(side.x)[..., 0]) > matchable
         if self.spec.depth_confidence is not None:
             kept |= self._sure(i, side) <= _certainty(i, self.spec.depth)
         kept |= side.count()[:, None] <= self.spec.prune_above
@@ -426,7 +436,9 @@ def _no_matches(s0: Side, s1: Side, spec: LightGlueSpec) -> MatchOutput:
     matches0, matches1 = (torch.full((b, n), -1, device=device) for n in lengths)
     scores0, scores1 = (torch.zeros((b, n), device=device) for n in lengths)
     layers0, layers1 = (torch.full((b, n), start, device=device) for n in lengths)
-    return MatchOutput(matches0, matches1, scores0, scores1, torch.zeros(b, dtype=torch.long, device=device), layers0, layers1)
+    return MatchOutput(
+        matches0, matches1, scores0, scores1, torch.zeros(b, dtype=torch.long, device=device), layers0, layers1
+    )
 
 
 def _require(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:

@@ -14,8 +14,8 @@ OUTSIDE = 0.05  # of the long side: how far beyond the image a keypoint may lie 
 def normalize_keypoints(xy: Tensor, size: Tensor) -> Tensor:
     """``k' = (k - size/2) / (max(size)/2)``: the long side spans [-1, 1], the short side keeps the aspect.
 
-    ``xy [b, n, 2]`` in pixels, ``size [b, 2]`` as (h, w). Computed in float32 (float64 stays). The LightGlue paper says [0, 1]; code and
-    weights use this form (official ``normalize_keypoints``).
+    ``xy [b, n, 2]`` in pixels, ``size [b, 2]`` as (h, w). Computed in float32 (float64 stays). The LightGlue paper says
+    [0, 1]; code and weights use this form (official ``normalize_keypoints``).
     """
     xy = at_least_float32(xy)
     wh = size.to(xy).flip(-1)[:, None]
@@ -30,8 +30,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 def check_inside(xy: Tensor, size: Tensor, mask: Tensor | None, name: str) -> None:
     """Refuse keypoints that are not finite or lie well outside their image.
 
-    Catches raw pixels paired with the size of another (resized) image, already normalised sizes and (w, h) given for (h, w).
-    Only the points that ``mask [b, n]`` keeps are looked at. Costs one device synchronisation.
+    Catches raw pixels paired with the size of another (resized) image, already normalised sizes and (w, h) given for
+    (h, w). Only the points that ``mask [b, n]`` keeps are looked at. Costs one device synchronisation.
     """
     if xy.shape[1] == 0:
         return
@@ -47,6 +47,6 @@ def check_inside(xy: Tensor, size: Tensor, mask: Tensor | None, name: str) -> No
     h, w = size[row].tolist()
     (x0, y0), (x1, y1) = low[row].tolist(), high[row].tolist()
     raise ValueError(
-        f"{name} of pair {row} reach x {x0:g}..{x1:g}, y {y0:g}..{y1:g}, far outside an image of size (h, w) = ({h:g}, {w:g}): "
+        f"{name} of pair {row} reach x {x0:g}..{x1:g}, y {y0:g}..{y1:g}, outside an image of (h, w) = ({h:g}, {w:g}): "
         "keypoints must be finite pixels of the image whose (h, w) is given; is the size of another image, or swapped?"
     )

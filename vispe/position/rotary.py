@@ -27,10 +27,11 @@ def frequencies(dim: int, base: float = 10000.0) -> Tensor:
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn the adjacent pairs of ``x [..., d]`` by ``turn`` (from :func:`rotation`, broadcast over ``x``'s leading axes).
+    """Turn the adjacent pairs of ``x [..., d]`` by ``turn`` (from :func:`rotation`, broadcast over ``x``'s leading
+    axes).
 
-    Eager float32 on the CPU multiplies as complex numbers (one pass over memory); elsewhere the real form, which compilers
-    fuse and exporters know. Both give the same numbers to rounding.
+    Eager float32 on the CPU multiplies as complex numbers (one pass over memory); elsewhere the real form, which
+    compilers fuse and exporters know. Both give the same numbers to rounding.
     """
     pairs = x.unflatten(-1, (-1, 2))
     if x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling():
@@ -41,7 +42,8 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 
 
 class LearnedBasis(nn.Module):
-    """Angles as a learned linear mix of the coordinates: ``W_r p`` (LightGlue section 3.1; Li et al. 2021, learnable Fourier).
+    """Angles as a learned linear mix of the coordinates: ``W_r p`` (LightGlue section 3.1; Li et al. 2021, learnable
+    Fourier).
 
     ``forward(positions [..., n, dims])`` -> rotation ``[..., n, head_dim/2, 2]``. Computed elementwise in float32 even
     under autocast: a half-precision or TF32 matmul would blur positions.
@@ -56,5 +58,5 @@ class LearnedBasis(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         weight, positions = at_least_float32(self.weight), at_least_float32(positions)
         # A short loop over the 2 or 4 coordinates instead of a [n, head_dim/2, dims] product.
-        angles = sum(positions[..., i, None] * weight[:, i] for i in range(weight.shape[1]))
+        angles = torch.stack([positions[..., i, None] * weight[:, i] for i in range(weight.shape[1])]).sum(0)
         return rotation(angles)
