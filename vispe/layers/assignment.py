@@ -80,8 +80,8 @@ def assign(
         column_lse = torch.logaddexp(column_lse, sim.logsumexp(1))
         whole = sim if len(blocks) == 1 else None
 
-    r = _only(F.logsigmoid(z0) - row_lse, mask0)
-    c = _only(F.logsigmoid(z1) - column_lse, mask1)
+    r = _certainty(z0, row_lse)
+    c = _certainty(z1, column_lse)
 
     def score(block: slice) -> Tensor:
         sim = _similarity(m0, m1, mask0, mask1, block) if whole is None else whole
@@ -109,8 +109,8 @@ def mutual(best0: Tensor, best1: Tensor, score0: Tensor, threshold: float) -> As
     back1 = best0.gather(1, best1) == torch.arange(best1.shape[1], device=best1.device)
     scores0 = torch.where(back0, score0, 0.0)
     scores1 = torch.where(back1, scores0.gather(1, best1), 0.0)
-    matches0 = torch.where(scores0 > threshold, best0, -1)
-    matches1 = torch.where(scores1 > threshold, best1, -1)
+    matches0 = torch.where(back0 & (scores0 > threshold), best0, -1)
+    matches1 = torch.where(back1 & (scores1 > threshold), best1, -1)
     return Assignment(matches0, matches1, scores0, scores1)
 
 
@@ -165,6 +165,6 @@ def _pairs(mask0: Tensor | None, mask1: Tensor | None) -> Tensor | None:
     return mask0[..., None] if mask1 is None else mask0[..., None] & mask1[:, None]
 
 
-def _only(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero at padding, where a log-sum-exp of nothing would turn -inf - (-inf) into NaN."""
-    return x if mask is None else x.masked_fill(~mask, 0.0)
+def _certainty(z: Tensor, lse: Tensor) -> Tensor:
+    """Log-matchability less the log-sum-exp; zero where there was nothing to sum, instead of -inf - (-inf) = NaN."""
+    return torch.where(lse == -INF, 0.0, F.logsigmoid(z) - lse)
