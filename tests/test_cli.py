@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -390,15 +389,21 @@ def test_extract_writes_one_file_and_extends_it(images, tmp_path, capfd):
 def test_extract_complains_in_one_line(images, complaint, tmp_path):
     left, sift = images / "left.png", ("--extractor", "sift")
     assert "text.png" in complaint("extract", left, images / "text.png", *sift, "--out", "f.h5")
-    assert (
-        "none of the images" in complaint("extract", left, *sift, "--out", "f.h5", "--max-pixels", 5, "--skip-bad") or 1
-    )
     assert "there is no folder" in complaint("extract", left, *sift, "--out", "nowhere/f.h5")
     assert "it is a folder" in complaint("extract", left, *sift, "--out", tmp_path)
     assert "max_keypoints" in complaint("extract", left, *sift, "--out", "f.h5", "--max-keypoints", 0)
     (tmp_path / "mine.txt").write_text("mine")
     assert "not a file of features" in complaint("extract", left, *sift, "--out", "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_extract_with_only_bad_images_makes_no_file(images, tmp_path, capfd):
+    words = (images / "left.png", images / "text.png", "--extractor", "sift", "--max-pixels", 5, "--skip-bad")
+    assert vispe_("extract", *words, "--out", tmp_path / "f.h5") == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[-1] == "vispe extract: none of the images could be read"
+    assert os.listdir(tmp_path) == []
 
 
 def test_list_names_everything(capsys):
@@ -438,12 +443,11 @@ def test_the_limit_in_the_help_is_the_library_s():
 
 
 @needs_package
+@pytest.mark.slow
 def test_demo(tmp_path, capsys):
     pytest.importorskip("skimage", reason="scikit-image carries the pair")
-    start = time.perf_counter()
     assert vispe_("demo", "--out", tmp_path / "demo") == 0
     out = capsys.readouterr().out
-    assert time.perf_counter() - start < 120
     assert float(re.search(r"precision at 3 px +([\d.]+)", out)[1]) >= 0.90
     assert sorted(os.listdir(tmp_path / "demo")) == ["matches.json", "matches.npz", "matches.png"]
 

@@ -115,7 +115,8 @@ UPRIGHT_HELP = (
 
 
 def _extraction(add: Any) -> None:
-    add("--extractor", default="aliked_n16", choices=EXTRACTORS, help="default %(default)s")
+    names = ", ".join(EXTRACTORS)
+    add("--extractor", default="aliked_n16", choices=EXTRACTORS, metavar="NAME", help=f"{names}; default %(default)s")
     add("--max-keypoints", type=int, default=2048, metavar="N", help="default %(default)s")
     add("--detection-threshold", type=float, metavar="T", help="lowest score of a keypoint; default: the model's own")
     add("--resize", type=int, metavar="N", help=RESIZE_HELP)

@@ -42,9 +42,9 @@ def extract_all(
     made = {"extractor": name, "max_keypoints": max_keypoints, "resize": resize, "side": side, **knobs}
     if name != "sift":
         made["weights"] = sha256(extractor_weights or locate(name))
-    bad = 0
+    bad, console = 0, Console(stderr=True)
     with FeatureWriter(out, made) as writer:
-        for path in track(names, "extracting", console=Console(stderr=True), transient=True):
+        for path in track(names, "extracting", console=console, transient=True, disable=not console.is_terminal):
             try:
                 content = sha256(path) if os.path.isfile(path) else ""  # if it is no file, `read_image` says what it is
                 if not writer.has(path, content):

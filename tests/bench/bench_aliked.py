@@ -1,6 +1,6 @@
 """ALIKED against the official extractor: time and memory as ratios. ``python -m tests.bench.bench_aliked``
 
-Both run in turns on one real image, long side 1024, so that a busy machine slows both; medians of the ratios of neighbours.
+Both run in turns on one real image, long side 1024, so that a busy machine slows both; medians of neighbours' ratios.
 Memory is what a process's peak grows by during its first extractions, in a fresh process each.
 """
 
@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-
-THREADS = 2
 
 
 def photograph() -> torch.Tensor:
@@ -96,12 +94,13 @@ def grown(which: str, name: str, keypoints: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--variants", nargs="+", default=["aliked_t16", "aliked_n16", "aliked_n32"])
     parser.add_argument("--keypoints", nargs="+", type=int, default=[1024, 2048])
     parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     words = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(words.threads)
     if words.memory:
         which, name, keypoints = words.memory
         print(growth({"ours": ours, "official": official}[which], name, int(keypoints)))

@@ -21,7 +21,7 @@ def problem(b: int, m: int, n: int, seed: int, masked: bool) -> tuple[torch.Tens
 
 
 def test_two_by_two_by_hand():
-    """sim = [[ln 3, 0], [0, ln 3]]: softmaxes are 3/4 on the diagonal, matchabilities one half: 9/16 times a quarter."""
+    """sim = [[ln 3, 0], [0, ln 3]]: softmaxes of 3/4 on the diagonal, matchabilities of 1/2: 9/16 of a quarter."""
     root = math.sqrt(math.log(3))
     m = torch.tensor([[[root, 0.0], [0.0, root]]])
     zero = torch.zeros(1, 2)

@@ -33,8 +33,10 @@ from vispe.layers.strips import in_strips
 from vispe.spec import Spec
 
 TEMPERATURE = 0.1  # of the soft-argmax in DKD
-STRIP_PIXELS = 1 << 15  # about a cache's worth of full-size activations
-KEYPOINTS_AT_ONCE = 512  # described together, for the same reason
+# Full-size pixels at a time, and keypoints described together. Less would fit the cache better, but every operation on
+# every strip is a meeting of threads, and on a busy machine meetings cost more than memory.
+STRIP_PIXELS = 1 << 18
+KEYPOINTS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,10 +318,8 @@ class ALIKED(nn.Module):
         reach = torch.arange(-radius, radius + 1, device=scores.device)
         window = scores[y[:, None, None] + reach[:, None], x[:, None, None] + reach]
         share = (window.flatten(1) / TEMPERATURE).softmax(1).view_as(window)
-        dx, dy = (
-            (share * reach).sum((1, 2)),
-            (share * reach[:, None]).sum((1, 2)),
-        )  # no matmul, which autocast would round
+        # Sums of products rather than matmuls, which autocast would round.
+        dx, dy = (share * reach).sum((1, 2)), (share * reach[:, None]).sum((1, 2))
         refined = torch.stack((x + dx, y + dy), dim=1)
         # The official code carries points as -1..1. That trip rounds them by up to 1e-4 pixel, and the rounded value
         # decides on which side of an integer a point falls, hence which patch describes it: so it is made here as well.
