@@ -32,8 +32,8 @@ GEOMETRIES = (*MINIMUM_INLIERS, "none")
 UPRIGHT = ("auto", "0", "90", "180", "270")
 PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 INLIER_PIXELS = 2.0  # default threshold, in pixels of the image the extractor looked at
-# `auto` tries the other rotations if fewer of the keypoints match, or the mean score is lower. On real pairs it is 0.60 to
-# 0.99 at the right rotation and up to 0.65 at a wrong one, so a good match is hardly ever tried again, a wrong one always.
+# `auto` tries the other rotations if fewer of the keypoints match, or the mean score is lower. On real pairs it is 0.60
+# to 0.99 at the right rotation, up to 0.65 at a wrong one: a good match is rarely tried again, a wrong one always.
 FEW, UNSURE = 0.1, 0.7
 ADAPTIVE: dict[str, Any] = {"depth_confidence": 0.95, "width_confidence": 0.99}  # the official defaults
 Intrinsics = tuple[float, float, float, float]  # fx, fy, cx, cy

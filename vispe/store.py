@@ -1,7 +1,7 @@
 """Local features of many images in one HDF5 file.
 
 A file says how it was made (attribute ``made``, JSON). Each image is a group named by its percent-encoded path, so that
-any name survives, with ``keypoints [n, 2]`` float32 (x, y; the first pixel's centre at 0), ``scores [n]``,
+any file name survives, with ``keypoints [n, 2]`` float32 (x, y; the first pixel's centre at 0), ``scores [n]``,
 ``descriptors [n, d]``, ``scales`` and ``orientations`` where there are any, and attributes ``size`` (h, w), ``pixel``
 and ``sha256`` of the image file.
 

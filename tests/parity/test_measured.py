@@ -1,7 +1,8 @@
 """Whole matches on real pairs with ground truth, against figures recorded with the official package on the same pairs.
 
-Oxford: short side 480, precision at 3 px of the resized image (forward through the ground-truth homography), mean over 20
-pairs, and the corner-error AUC with PoseLib at 3 px. Strecha: long side 1024, 2048 keypoints, pose AUC with PoseLib at 1 px.
+Oxford: short side 480, precision at 3 px of the resized image (forward through the ground-truth homography), mean over
+20 pairs, and the corner-error AUC with PoseLib at 3 px. Strecha: long side 1024, 2048 keypoints, pose AUC with PoseLib
+at 1 px.
 """
 
 from __future__ import annotations
