@@ -8,10 +8,10 @@ demo: $(STAMP)-demo
 	$(BIN)/vispe demo --out out/demo
 
 test: $(STAMP)-test check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 fast: $(STAMP)-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 check: $(STAMP)-test
 	$(BIN)/ruff check vispe tests

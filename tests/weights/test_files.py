@@ -8,14 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from vispe.models import MODELS
-from vispe.paths import cache_dir, shared
 from vispe.weights import WeightsError, files
 from vispe.weights.files import cached, facts, locate, packaged, read, sha256, tensors
 
@@ -139,21 +137,9 @@ def test_a_carrier_that_is_not_installed_carries_nothing():
     assert packaged({}) is None
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+def test_a_download_is_kept_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("VISPE_CACHE", str(tmp_path / "c"))
-    assert cache_dir() == tmp_path / "c"
     assert cached({"url": "https://x.org/a/b.pth"}) == tmp_path / "c" / "weights" / "b.pth"
-    monkeypatch.setenv("VISPE_CACHE", "~/c")
-    assert cache_dir() == Path.home() / "c"
-    monkeypatch.setenv("VISPE_CACHE", "")
-    assert cache_dir() == Path.home() / ".cache" / "vispe"
-    assert not (tmp_path / "c").exists()
-
-
-def test_a_room_that_is_not_shipped_is_named():
-    assert (shared("models") / "lightglue.toml").is_file()
-    with pytest.raises(FileNotFoundError, match="no 'attic' folder"):
-        shared("attic")
 
 
 # --- fetching ---------------------------------------------------------------------------------------------------------

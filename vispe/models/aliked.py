@@ -35,8 +35,8 @@ from vispe.spec import Spec
 TEMPERATURE = 0.1  # of the soft-argmax in DKD
 # Full-size pixels at a time, and keypoints described together. Less would fit the cache better, but every operation on
 # every strip is a meeting of threads, and on a busy machine meetings cost more than memory.
-STRIP_PIXELS = 1 << 18
-KEYPOINTS_AT_ONCE = 2048
+STRIP_PIXELS = 1 << 17  # full-size cells a strip: few enough for the cache, enough to keep the threads busy
+KEYPOINTS_AT_ONCE = 1024  # described together, for the same reason
 
 
 @dataclass(frozen=True, kw_only=True)
