@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import vispe
-from vispe.data.images import ImageError, rotate90
+from vispe.data.images import ImageError
+from vispe.data.resizing import rotate90
 from vispe.features import RESIZES, Extractor, Features, Look, extractor, pick_device
 from vispe.layers.detection import PointFeatures
 from vispe.models import EXTRACTORS

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 import vispe
-from vispe.data.images import ImageError, resize, rotate90, unrotate_points
+from vispe.data.images import ImageError
 from vispe.data.motorcycle import disparity_errors, motorcycle
+from vispe.data.resizing import resize, rotate90, unrotate_points
 from vispe.matching import ADAPTIVE, Clock, Matcher, Matches, Verification, match
 from vispe.models import EXTRACTORS
 from vispe.weights import WeightsError

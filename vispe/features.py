@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vispe.data.images import check_size, resize, to_original, unrotate_points
+from vispe.data.images import check_size
+from vispe.data.resizing import resize, to_original, unrotate_points
 from vispe.models import EXTRACTORS
 from vispe.models.lightglue import Points
 from vispe.sift import sift

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 import vispe
-from vispe.data.images import MAX_PIXELS, as_image, rotate90
+from vispe.data.images import MAX_PIXELS, as_image
+from vispe.data.resizing import rotate90
 from vispe.features import Features, Look, pick_device
 from vispe.features import extractor as load_extractor
 from vispe.geometry.pose import Camera

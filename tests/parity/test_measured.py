@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import vispe
-from vispe.data.images import read_image, resize
+from vispe.data.images import read_image
+from vispe.data.resizing import resize
 from vispe.geometry.homography import corner_error, homography_residual, rescale_homography
 from vispe.geometry.pose import Camera, pose_error
 from vispe.geometry.robust import estimate
