@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vispe.layers.attention import attend
 
@@ -21,6 +22,15 @@ def test_masked_keys_do_not_exist_whatever_they_hold():
     out = attend(q, k, v, keys)
     torch.testing.assert_close(out[:1], attend(q[:1], k[:1, :, :4], v[:1, :, :4]))
     torch.testing.assert_close(out[1:], attend(q[1:], k[1:], v[1:]))
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_masks_hold_in_every_kernel_of_this_device(kernel):
+    q, k, v = (torch.randn(2, 3, 7, 8) for _ in range(3))
+    keys = torch.tensor([[True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+    wanted = torch.cat((attend(q[:1], k[:1, :, :4], v[:1, :, :4]), attend(q[1:], k[1:, :, 2:], v[1:, :, 2:])))
+    with sdpa_kernel(kernel):
+        torch.testing.assert_close(attend(q, k, v, keys), wanted)
 
 
 @pytest.mark.parametrize("n", [0, 4])
