@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vispe.position.grid import at_least_float32
@@ -30,8 +31,13 @@ class Assignment(NamedTuple):
 
 
 def log_assignment(
-    m0: Tensor, m1: Tensor, z0: Tensor, z1: Tensor, mask0: Tensor | None, mask1: Tensor | None
-) -> Tensor:
+    m0: Float[Tensor, "b m d"],
+    m1: Float[Tensor, "b n d"],
+    z0: Float[Tensor, "b m"],
+    z1: Float[Tensor, "b n"],
+    mask0: Bool[Tensor, "b m"] | None,
+    mask1: Bool[Tensor, "b n"] | None,
+) -> Float[Tensor, "b m+1 n+1"]:
     """The whole log-assignment ``[b, m + 1, n + 1]`` with its dustbins last, differentiable; memory grows with m x n.
 
     ``m0 [b, m, d]``, ``m1 [b, n, d]`` scaled so that their product is the similarity; ``z0 [b, m]``, ``z1 [b, n]``
@@ -53,12 +59,12 @@ def log_assignment(
 
 
 def assign(
-    m0: Tensor,
-    m1: Tensor,
-    z0: Tensor,
-    z1: Tensor,
-    mask0: Tensor | None,
-    mask1: Tensor | None,
+    m0: Float[Tensor, "b m d"],
+    m1: Float[Tensor, "b n d"],
+    z0: Float[Tensor, "b m"],
+    z1: Float[Tensor, "b n"],
+    mask0: Bool[Tensor, "b m"] | None,
+    mask1: Bool[Tensor, "b n"] | None,
     threshold: float,
     budget: int,
 ) -> Assignment:
@@ -91,7 +97,9 @@ def assign(
     return mutual(best0, best1, value0.exp(), threshold)
 
 
-def nearest(d0: Tensor, d1: Tensor, threshold: float = -1.0, budget: int = 256 << 20) -> Assignment:
+def nearest(
+    d0: Float[Tensor, "b m d"], d1: Float[Tensor, "b n d"], threshold: float = -1.0, budget: int = 256 << 20
+) -> Assignment:
     """Mutual nearest neighbours of unit descriptors ``[b, m, d]``, ``[b, n, d]``; scores are cosines, above
     ``threshold``."""
     d0, d1 = _wide(d0, d1)
@@ -103,7 +111,9 @@ def nearest(d0: Tensor, d1: Tensor, threshold: float = -1.0, budget: int = 256 <
     return mutual(best0, best1, value0, threshold)
 
 
-def mutual(best0: Tensor, best1: Tensor, score0: Tensor, threshold: float) -> Assignment:
+def mutual(
+    best0: Int[Tensor, "b m"], best1: Int[Tensor, "b n"], score0: Float[Tensor, "b m"], threshold: float
+) -> Assignment:
     """Keep ``i -> best0[i]`` where ``best1`` points back; a match needs a score above ``threshold`` (strictly)."""
     back0 = best1.gather(1, best0) == torch.arange(best0.shape[1], device=best0.device)
     back1 = best0.gather(1, best1) == torch.arange(best1.shape[1], device=best1.device)

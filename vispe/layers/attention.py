@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None = None) -> Tensor:
+def attend(
+    q: Float[Tensor, "b heads n d"],
+    k: Float[Tensor, "b heads m d"],
+    v: Float[Tensor, "b heads m d"],
+    keys: Bool[Tensor, "b m"] | None = None,
+) -> Float[Tensor, "b n width"]:
     """Softmax attention ``[b, heads, n, d]`` x ``[b, heads, m, d]`` -> ``[b, n, heads * d]``, scale ``1/sqrt(d)``.
 
     ``keys [b, m]`` is true where a key exists. Rows of the batch without any key, and an empty key axis, give finite

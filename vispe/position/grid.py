@@ -6,12 +6,13 @@ Points are (x, y) with the first pixel's centre at (0, 0); sizes are (h, w).
 from __future__ import annotations
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 OUTSIDE = 0.05  # of the long side: how far beyond the image a keypoint may lie before it is taken for a mistake
 
 
-def normalize_keypoints(xy: Tensor, size: Tensor) -> Tensor:
+def normalize_keypoints(xy: Float[Tensor, "b n 2"], size: Shaped[Tensor, "b 2"]) -> Float[Tensor, "b n 2"]:
     """``k' = (k - size/2) / (max(size)/2)``: the long side spans [-1, 1], the short side keeps the aspect.
 
     ``xy [b, n, 2]`` in pixels, ``size [b, 2]`` as (h, w). Computed in float32 (float64 stays). The LightGlue paper says
@@ -22,12 +23,14 @@ def normalize_keypoints(xy: Tensor, size: Tensor) -> Tensor:
     return (xy - wh / 2) / (wh.amax(-1, keepdim=True) / 2)
 
 
-def at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Positions and angles are never half precision: bfloat16 cannot tell 256 from 257."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def check_inside(xy: Tensor, size: Tensor, mask: Tensor | None, name: str) -> None:
+def check_inside(
+    xy: Float[Tensor, "b n 2"], size: Shaped[Tensor, "b 2"], mask: Bool[Tensor, "b n"] | None, name: str
+) -> None:
     """Refuse keypoints that are not finite or lie well outside their image.
 
     Catches raw pixels paired with the size of another (resized) image, already normalised sizes and (w, h) given for

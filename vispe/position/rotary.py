@@ -8,25 +8,26 @@ form the pairs (RoFormer section 3.2.2; the official LightGlue, timm, GPT-J), no
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vispe.position.grid import at_least_float32
 
 
-def rotation(angles: Tensor) -> Tensor:
+def rotation(angles: Float[Tensor, "*n pairs"]) -> Float[Tensor, "*n pairs 2"]:
     """``angles [..., d/2]`` in radians -> ``[..., d/2, 2]`` of (cos, sin), float32 (float64 stays)."""
     angles = at_least_float32(angles)
     return torch.stack((angles.cos(), angles.sin()), dim=-1)
 
 
-def frequencies(dim: int, base: float = 10000.0) -> Tensor:
+def frequencies(dim: int, base: float = 10000.0) -> Float[Tensor, " pairs"]:
     """``theta_i = base^(-2i/dim)`` for the ``dim/2`` pairs of a head, float32 (RoFormer section 3.2.2)."""
     if dim <= 0 or dim % 2:
         raise ValueError(f"rotary needs a positive even dim, got {dim}")
     return base ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
+def rotate(x: Float[Tensor, "*n d"], turn: Float[Tensor, "*m pairs 2"]) -> Float[Tensor, "*n d"]:
     """Turn the adjacent pairs of ``x [..., d]`` by ``turn`` (from :func:`rotation`, broadcast over ``x``'s leading
     axes).
 
@@ -55,7 +56,7 @@ class LearnedBasis(nn.Module):
             raise ValueError(f"rotary needs a positive even head_dim, got {head_dim}")
         self.weight = nn.Parameter(torch.randn(head_dim // 2, dims) * gamma**-2)
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Float[Tensor, "*n dims"]) -> Float[Tensor, "*n pairs 2"]:
         weight, positions = at_least_float32(self.weight), at_least_float32(positions)
         # A short loop over the 2 or 4 coordinates instead of a [n, head_dim/2, dims] product.
         angles = torch.stack([positions[..., i, None] * weight[:, i] for i in range(weight.shape[1])]).sum(0)
