@@ -6,6 +6,7 @@ import tomllib
 
 from vispe.models import MODELS
 from vispe.paths import shared
+from vispe.position import ENCODINGS
 from vispe.weights.files import cached, facts, packaged
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -33,3 +34,11 @@ def data_rows() -> Table:
         fact = tomllib.loads(path.read_text(encoding="utf-8"))["dataset"]
         rows.append((path.stem, fact["title"], fact["source"], fact["licence"]))
     return ("data", "what", "source", "licence"), rows
+
+
+def encoding_rows() -> Table:
+    """Every position encoding with its socket, where it is, its source and who uses it."""
+    rows: list[tuple[str, ...]] = [
+        (name, e.socket, f"vispe.position.{e.home}", e.source, e.used_by) for name, e in ENCODINGS.items()
+    ]
+    return ("encoding", "socket", "where", "source", "used by"), rows
