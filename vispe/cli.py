@@ -93,8 +93,8 @@ def parser() -> argparse.ArgumentParser:
     add("--skip-bad", action="store_true", help="report images that cannot be read and go on without them")
     add("--out", type=Path, required=True, metavar="FILE.h5", help="the file to write or to extend")
 
-    add = command("list", run_list, "list models, with the state of their weights, or data sets")
-    add("what", choices=("models", "data"))
+    add = command("list", run_list, "list models with the state of their weights, position encodings, or data sets")
+    add("what", choices=("models", "encodings", "data"))
 
     add = command("export", run_export, "write a LightGlue of fixed depth as ONNX", "; batch and keypoints are dynamic")
     add("model", metavar="MODEL", help=", ".join(name for name in MODELS if name.startswith("lightglue")))
@@ -173,9 +173,9 @@ def run_extract(options: argparse.Namespace) -> None:
 
 
 def run_list(options: argparse.Namespace) -> None:
-    from vispe.listing import data_rows, model_rows
+    from vispe.listing import data_rows, encoding_rows, model_rows
 
-    header, rows = model_rows() if options.what == "models" else data_rows()
+    header, rows = {"models": model_rows, "encodings": encoding_rows, "data": data_rows}[options.what]()
     _print_rows([header, *rows])
 
 

@@ -45,6 +45,8 @@ class RandomFourier(nn.Module):
 
     directions: Tensor
 
+    positional = ()
+
     def __init__(self, dim: int, scale: float = 1.0) -> None:
         super().__init__()
         check_dim(dim, 2, "RandomFourier")
@@ -81,6 +83,8 @@ class PromptEncoding(nn.Module):
     Labels: -1 padding, 0 background, 1 foreground, 2 and 3 the corners of a box. A padding token has no place at all:
     its features are zeroed before ``padding`` is added. ``fourier.grid`` is the encoding of the image's own features.
     """
+
+    positional = ("labels", "padding")
 
     def __init__(self, dim: int, scale: float = 1.0) -> None:
         super().__init__()

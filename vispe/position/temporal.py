@@ -25,6 +25,8 @@ class MemoryFrames(nn.Module):
     oldest and reads row ``frames - t_pos - 1``: the same rows. ValueError for ages outside 0 .. frames - 1.
     """
 
+    positional = ("table",)
+
     def __init__(self, dim: int = 64, frames: int = 7) -> None:
         super().__init__()
         if dim < 1 or frames < 1:

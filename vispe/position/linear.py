@@ -1,0 +1,71 @@
+"""Rotary encoding in linear attention, where scores are never formed and softmax is a feature map.
+
+Two orders are in use and are different models. RoFormer turns *after* the non-negative map and only in the numerator,
+so that the denominator stays a sum of positive numbers; the Performer code of lucidrains turns *before* the map, so
+that numerator and denominator see the same features. The first sees only differences of positions (its denominator sees
+none); the second sees absolute ones, because the map does not commute with a rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from vispe.position.rotary import Layout, rotate
+
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+def elu_plus_one(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+    """``elu(x) + 1 > 0``: the map of Katharopoulos et al. 2020, which RoFormer's section 3.3 takes."""
+    return F.elu(x) + 1
+
+
+def rotary_linear_attention(
+    q: Float[Tensor, "*b n d"],
+    k: Float[Tensor, "*b m d"],
+    v: Float[Tensor, "*b m e"],
+    turn_q: Float[Tensor, "*t n pairs 2"],
+    turn_k: Float[Tensor, "*t m pairs 2"],
+    feature_map: FeatureMap = elu_plus_one,
+    layout: Layout = "interleaved",
+) -> Float[Tensor, "*b n e"]:
+    """``sum_n (R_m f(q_m))^T (R_n f(k_n)) v_n / sum_n f(q_m)^T f(k_n)`` (RoFormer eq. 19), in O(n).
+
+    ``feature_map`` must be non-negative. The weights may be negative and do not sum to 1: that is the formula.
+    """
+    _check_tokens(k, v)
+    q, k = feature_map(q), feature_map(k)
+    weighted = rotate(q, turn_q, layout) @ (rotate(k, turn_k, layout).mT @ v)
+    return weighted / _total(q, k)
+
+
+def performer_rotary_attention(
+    q: Float[Tensor, "*b n d"],
+    k: Float[Tensor, "*b m d"],
+    v: Float[Tensor, "*b m e"],
+    turn_q: Float[Tensor, "*t n pairs 2"],
+    turn_k: Float[Tensor, "*t m pairs 2"],
+    feature_map: FeatureMap = elu_plus_one,
+    layout: Layout = "interleaved",
+) -> Float[Tensor, "*b n e"]:
+    """``f(R_m q_m)^T sum_n f(R_n k_n) v_n^T / f(R_m q_m)^T sum_n f(R_n k_n)``: turned before the map (lucidrains
+    performer-pytorch).
+
+    Weights are non-negative and sum to 1, but scores are no longer functions of q, k and n - m.
+    """
+    _check_tokens(k, v)
+    q, k = feature_map(rotate(q, turn_q, layout)), feature_map(rotate(k, turn_k, layout))
+    return q @ (k.mT @ v) / _total(q, k)
+
+
+def _total(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n 1"]:
+    return (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+
+
+def _check_tokens(k: Tensor, v: Tensor) -> None:
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"one value for each key: got {k.shape[-2]} keys, {v.shape[-2]} values")
