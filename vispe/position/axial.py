@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vispe.position.grid import at_least_float32
-from vispe.position.rotary import check_finite, frequencies, skip_tokens
+from vispe.position.grid import at_least_float32, check_finite
+from vispe.position.rotary import frequencies, skip_tokens
 
 Grid = tuple[int, int]  # (h, w)
 AxisFrequencies = tuple[Tensor, Tensor]  # (theta_y, theta_x), each [d/4]

@@ -28,6 +28,22 @@ def at_least_float32(x: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def check_finite(positions: Shaped[Tensor, "*n"], name: str = "positions") -> Float[Tensor, "*n"]:
+    """The positions in float32 (float64 stays); ValueError naming the first that is NaN or infinite.
+
+    Costs one device synchronisation; nothing is looked at while compiling, exporting or capturing a CUDA graph, nor on
+    the meta device.
+    """
+    positions = at_least_float32(positions)
+    tracing = torch.compiler.is_compiling() or (positions.is_cuda and torch.cuda.is_current_stream_capturing())
+    if tracing or positions.is_meta:
+        return positions
+    fine = positions.detach().isfinite()
+    if not bool(fine.all()):
+        raise ValueError(f"{name} must be finite, got {positions.detach()[~fine][0].item()}")
+    return positions
+
+
 def check_inside(
     xy: Float[Tensor, "b n 2"], size: Shaped[Tensor, "b 2"], mask: Bool[Tensor, "b n"] | None, name: str
 ) -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from vispe.position.grid import at_least_float32
+from vispe.position.grid import at_least_float32, check_finite
 
 Layout = Literal["interleaved", "half"]
 
@@ -28,18 +28,6 @@ Layout = Literal["interleaved", "half"]
 def check_layout(layout: str) -> None:
     if layout not in ("interleaved", "half"):
         raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
-
-
-def check_finite(positions: Tensor, name: str = "positions") -> None:
-    """Refuse NaN and infinite positions. Looks at the data (a device synchronisation): never while compiling, exporting
-    or capturing a CUDA graph, nor on the meta device."""
-    if torch.compiler.is_compiling() or positions.is_meta or not positions.is_floating_point():
-        return
-    if positions.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
-    if not bool(positions.isfinite().all()):
-        bad = positions.detach()[~positions.isfinite()][0].item()
-        raise ValueError(f"{name} must be finite, got {bad}")
 
 
 def frequencies(dim: int, base: float = 10000.0) -> Float[Tensor, " pairs"]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from vispe.position.grid import at_least_float32
+from vispe.position.grid import check_finite
 
 EPS = 1e-6  # DETR's: keeps a fully padded row at 0 instead of 0/0
 
@@ -213,20 +213,6 @@ def sine_mask2former_video(
 
 
 # What they share
-
-
-def check_finite(positions: Shaped[Tensor, "*n"], name: str) -> Float[Tensor, "*n"]:
-    """The positions in float32 (float64 stays); ValueError naming the first that is NaN or infinite.
-
-    Costs one device synchronisation; nothing is looked at while compiling or exporting, nor on the meta device.
-    """
-    positions = at_least_float32(positions)
-    if torch.compiler.is_compiling() or positions.is_meta:
-        return positions
-    fine = positions.detach().isfinite()
-    if not bool(fine.all()):
-        raise ValueError(f"{name} must be finite, got {positions.detach()[~fine][0].item()}")
-    return positions
 
 
 def check_grid(grid: tuple[int, int]) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from vispe.position.grid import at_least_float32
-from vispe.position.sine import check_dim, check_finite, periods
+from vispe.position.grid import at_least_float32, check_finite
+from vispe.position.sine import check_dim, periods
 
 CONDITIONING = 0  # the age of a frame that a person prompted, however old
 
