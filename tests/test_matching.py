@@ -441,3 +441,20 @@ def test_matches_compare_by_identity(found):
     assert found == found
     assert isinstance(found, Matches)
     assert dataclasses.replace(found) != found
+
+
+@pytest.mark.parametrize(
+    "cameras", [None, (None,), (None, (500, 500, 200)), (np.eye(3), np.eye(3)), (None, None, None)]
+)
+def test_cameras_that_are_none_are_named(cameras):
+    from vispe.matching import Verification
+
+    with pytest.raises(ValueError, match="camera"):
+        Verification(geometry="essential", cameras=cameras)
+
+
+def test_cameras_may_be_arrays():
+    from vispe.matching import Verification
+
+    made = Verification(geometry="essential", cameras=(np.array([500.0, 500, 200, 100]), [500, 500, 200, 100]))
+    assert made.cameras == ((500.0, 500.0, 200.0, 100.0),) * 2

@@ -168,3 +168,12 @@ def test_places_that_cannot_be_written_are_named(tmp_path):
         FeatureWriter(tmp_path, {})
     with pytest.raises(ValueError, match=r"there is no folder '.*nowhere'"):
         FeatureWriter(tmp_path / "nowhere" / "f.h5", {})
+
+
+def test_two_runs_at_once_are_refused(tmp_path):
+    path = tmp_path / "f.h5"
+    with FeatureWriter(path, {"a": 1}) as first:
+        first.add("x.png", some(), "hash")
+        with pytest.raises(ValueError, match="another run is writing"), FeatureWriter(path, {"a": 1}):
+            pass
+    assert read_names(path) == ["x.png"]

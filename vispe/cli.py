@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import vispe
 from vispe.models import EXTRACTORS, MATCHERS, MODELS
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries' remarks about themselves
             options.run(options)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it may be closed
+                sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has left: `vispe list models | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -63,6 +65,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = Parser(prog="vispe", description="A vision and feature-matching model zoo about position.")
+    top.add_argument("--version", action="version", version=vispe.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Any, help: str, more: str = "") -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vispe.data.images import check_size
+from vispe.data.images import MINIMUM_SIDE, ImageError, check_size
 from vispe.data.resizing import resize, to_original, unrotate_points
 from vispe.models import EXTRACTORS
 from vispe.models.lightglue import Points
@@ -94,7 +94,11 @@ class Extractor:
         h, w = image.shape[-2:]
         check_size(h, w, name)
         seen, scale = self.look(image)
-        check_size(seen.shape[-2], seen.shape[-1], f"{name} (resized)")
+        if min(seen.shape[-2:]) < MINIMUM_SIDE:
+            raise ImageError(
+                f"image {name!r} of {w} x {h} pixels is only {seen.shape[-1]} x {seen.shape[-2]} as looked at, "
+                f"too thin to use: ask for a larger one (--resize N, --side short; --resize 0 takes it as it is)"
+            )
         found = self.find(seen.to(self.device))
         return Features(
             keypoints=to_original(found.keypoints, scale),

@@ -42,7 +42,7 @@ Sizes = tuple[tuple[int, int], tuple[int, int]]  # (h, w) of both images
 Image = str | os.PathLike[str] | Tensor | np.ndarray | Any
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Matches:
     """What two images have in common; arrays are numpy, points are (x, y) pixels of the original images.
 
@@ -66,6 +66,11 @@ class Matches:
 
     def __len__(self) -> int:
         return len(self.matches)
+
+    def __repr__(self) -> str:
+        return (
+            f"Matches({len(self)} of {len(self.keypoints0)} and {len(self.keypoints1)}, {self.inliers.sum()} inliers)"
+        )
 
     @property
     def points0(self) -> np.ndarray:
@@ -127,7 +132,11 @@ class Verification:
         module = {"opencv": "cv2"}.get(self.backend, self.backend)
         if find_spec(module) is None:
             raise ValueError(f"backend {self.backend!r} needs the package {module}, which is not installed")
-        if any(self.cameras) and self.geometry != "essential":
+        if not isinstance(self.cameras, tuple | list) or len(self.cameras) != 2:
+            raise ValueError(f"cameras are two, each (fx, fy, cx, cy) or None, got {self.cameras!r}")
+        cameras = tuple(map(_intrinsics, self.cameras))
+        object.__setattr__(self, "cameras", cameras)
+        if any(cameras) and self.geometry != "essential":
             raise ValueError("cameras are for geometry 'essential' only")
         nothing = np.zeros((0, 2))  # estimating from it checks every other value
         self._estimate(
@@ -334,6 +343,16 @@ def _plain(array: np.ndarray | None) -> list[Any] | None:
 
 def _name(image: Image, otherwise: str) -> str:
     return os.fspath(image) if isinstance(image, str | os.PathLike) else otherwise
+
+
+def _intrinsics(given: Any) -> Intrinsics | None:
+    if given is None:
+        return None
+    numbers = np.asarray(given, dtype=np.float64)
+    if numbers.shape != (4,):
+        raise ValueError(f"a camera is four numbers (fx, fy, cx, cy) in pixels, got {given!r}")
+    fx, fy, cx, cy = numbers.tolist()
+    return fx, fy, cx, cy
 
 
 def _camera(given: Intrinsics | None, size: tuple[int, int]) -> Camera:

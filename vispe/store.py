@@ -17,7 +17,7 @@ import os
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 from urllib.parse import quote, unquote_to_bytes
 
 import h5py
@@ -40,11 +40,11 @@ class FeatureWriter:
 
     def __init__(self, path: str | os.PathLike[str], made: dict[str, Any]) -> None:
         self.path, self.made = Path(path), json.dumps(made, sort_keys=True)
-        self.part = self.path.with_name(self.path.name + ".part")
         if self.path.is_dir():
             raise ValueError(f"cannot write {str(self.path)!r}: it is a folder; name a file, such as features.h5 in it")
         if not self.path.parent.is_dir():
             raise ValueError(f"cannot write {str(self.path)!r}: there is no folder {str(self.path.parent)!r}")
+        self.part = self.path.with_name(self.path.name + ".part")
         self.hashes = self._extended() if self.path.exists() else {}
 
     def _extended(self) -> dict[str, str]:
@@ -64,15 +64,33 @@ class FeatureWriter:
 
     def __enter__(self) -> Self:
         made = self.part / "made.json"
-        if self.part.exists() and not (made.is_file() and made.read_text(encoding="utf-8") == self.made):
-            shutil.rmtree(self.part) if self.part.is_dir() else self.part.unlink()
+        if self.part.exists() and not self.part.is_dir():
+            self.part.unlink()
         self.part.mkdir(exist_ok=True)
+        self.lock = self._locked()
+        if not (made.is_file() and made.read_text(encoding="utf-8") == self.made):
+            for old in self.part.glob("*.h5"):
+                old.unlink()
         with atomic(made) as path:
             path.write_text(self.made, encoding="utf-8")
         for shard in self.part.glob(SHARDS):
             with h5py.File(shard, "r") as file:
                 self.hashes.update((key, group.attrs["sha256"]) for key, group in file.items())
         return self
+
+    def _locked(self) -> IO[str]:
+        """A lock that ends with this process, however it ends: two runs would empty each other's folder."""
+        lock = (self.part / "lock").open("w")
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not a POSIX system
+            pass
+        except OSError as error:
+            lock.close()
+            raise ValueError(f"another run is writing {str(self.path)!r}; wait for it or name another file") from error
+        return lock
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,6 +99,7 @@ class FeatureWriter:
             self._assemble()
         if kind is None or issubclass(kind, Exception):
             shutil.rmtree(self.part)
+        self.lock.close()
 
     def _assemble(self) -> None:
         """The new file: the images of the old one, those done again replaced, and the new ones."""

@@ -12,6 +12,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import signal
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -112,11 +115,12 @@ def estimate(
 
     ``threshold`` in pixels bounds the residual of an inlier: for a homography the forward transfer error ``|H x0 -
     x1|`` in image 1, for F and E the Sampson distance over both images, E's through ``F = K1^-T E K0^-1``.
-    ``essential`` needs both cameras; the other models do not look at them. Rows that are not finite are never inliers.
+    ``essential`` needs both cameras; the other models do not look at them.
 
-    There is no model, with the reason in the result, if fewer than ``MINIMUM_INLIERS`` inliers are distinct in both
-    images; if they lie on a line, but for one at most, in either; for F, if they do not move; for E, if a rotation
-    alone explains them. A planar scene is not refused: it leaves F ambiguous and E two-fold so, as ever.
+    There is no model, with the reason in the result, if a coordinate is not finite; if fewer than ``MINIMUM_INLIERS``
+    inliers are distinct in both images; if they lie on a line, but for one at most, in either; for F, if they do not
+    move; for E, if a rotation alone explains them. A planar scene is not refused: it leaves F ambiguous and E two-fold
+    so, as ever.
 
     The result depends on the arguments alone, in any thread; no global state is read or changed. A ``ValueError``
     names an argument out of range, or the package to install for the backend.
@@ -125,15 +129,14 @@ def estimate(
     _check(model, backend, threshold, seed, max_iterations, confidence)
     if model == "essential" and (camera0 is None or camera1 is None):
         raise ValueError(f"an essential matrix needs both cameras, got camera0={camera0}, camera1={camera1}")
-    usable = (np.abs(np.concatenate([first, second], axis=1)) < FARTHEST).all(1)
     task = _Task(
-        model=model, points0=first[usable], points1=second[usable], threshold=float(threshold), camera0=camera0,
-        camera1=camera1, seed=int(seed), max_iterations=int(max_iterations), confidence=float(confidence),
+        model=model, points0=first, points1=second, threshold=float(threshold), camera0=camera0, camera1=camera1,
+        seed=int(seed), max_iterations=int(max_iterations), confidence=float(confidence),
     )  # fmt: skip
-    found = _solve(task, backend)
-    inliers = np.zeros(len(first), dtype=bool)
-    inliers[usable] = found.inliers
-    return dataclasses.replace(found, inliers=inliers)
+    unusable = np.flatnonzero(~(np.abs(np.concatenate([first, second], axis=1)) < FARTHEST).all(1))
+    if len(unusable):
+        return _nothing(task, f"match {unusable[0]} has a coordinate that is not finite, or beyond {FARTHEST:g} pixels")
+    return _solve(task, backend)
 
 
 def _check(model: str, backend: str, threshold: float, seed: int, max_iterations: int, confidence: float) -> None:
@@ -300,10 +303,18 @@ def _pycolmap(task: _Task) -> list[Array]:
 
 
 def _package(module: str, install: str) -> Any:
+    first = module not in sys.modules
     try:
-        return importlib.import_module(module)
+        library = importlib.import_module(module)
     except ImportError:
         raise ValueError(f"this backend needs the package {module}: pip install {install}") from None
+    if first and threading.current_thread() is threading.main_thread():
+        for caught in (signal.SIGTERM, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV):
+            if (
+                signal.getsignal(caught) is signal.SIG_DFL
+            ):  # pycolmap's glog has put its own there, behind Python's back
+                signal.signal(caught, signal.SIG_DFL)
+    return library
 
 
 BACKENDS: dict[str, Callable[[_Task], list[Array]]] = {"poselib": _poselib, "opencv": _opencv, "pycolmap": _pycolmap}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vispe.layers.assignment import assign, log_assignment
 from vispe.layers.attention import attend
-from vispe.position.grid import check_inside, normalize_keypoints
+from vispe.position.grid import at_least_float32, check_inside, normalize_keypoints
 from vispe.position.rotary import LearnedBasis, rotate
 from vispe.spec import Spec
 
@@ -307,7 +307,8 @@ class LightGlue(nn.Module):
             positions = torch.cat((positions, points.scales[..., None], points.orientations[..., None]), -1)
         x = self.input_proj(points.descriptors.to(self.basis.weight.dtype))
         index = torch.arange(keypoints.shape[1], device=x.device).expand(keypoints.shape[:2])
-        return Side(x, self.basis(positions), points.mask, index)
+        turn = self.basis(positions).to(at_least_float32(x).dtype)
+        return Side(x, turn, points.mask, index)
 
     def _checked(self, points: Points, which: str) -> Points:
         """Shapes and ranges, one sentence for each mistake; the size comes back as ``[b, 2]``."""
