@@ -487,7 +487,7 @@ def test_onnx_runtime_gives_the_same_table(name, tmp_path):
     session = runtime.InferenceSession(tmp_path / "table.onnx")
     for grid in GRIDS:
         (got,) = session.run(None, {session.get_inputs()[0].name: torch.zeros(*grid).numpy()})
-        close(torch.from_numpy(got), model(torch.zeros(*grid)).detach(), 2e-6)
+        close(torch.from_numpy(got), model(torch.zeros(*grid)).detach(), 5e-6)
 
 
 # --- loading and refusals --------------------------------------------------------------------------------------------
