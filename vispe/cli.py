@@ -99,6 +99,13 @@ def parser() -> argparse.ArgumentParser:
     add = command("list", run_list, "list models with the state of their weights, position encodings, or data sets")
     add("what", choices=("models", "encodings", "data"))
 
+    add = command(
+        "plot", run_plot, "draw what position encodings do", "; writes similarity, resampling, decay, learned_basis"
+    )
+    add("what", choices=("encodings",))
+    add("--out", type=Path, default=Path("out/encodings"), metavar="DIR", help="default %(default)s")
+    add("--format", default="png", choices=("png", "svg"), help="default %(default)s")
+
     add = command("export", run_export, "write a LightGlue of fixed depth as ONNX", "; batch and keypoints are dynamic")
     add("model", metavar="MODEL", help=", ".join(name for name in MODELS if name.startswith("lightglue")))
     add("--weights", metavar="PATH", type=Path, help="weights from this file")
@@ -180,6 +187,20 @@ def run_list(options: argparse.Namespace) -> None:
 
     header, rows = {"models": model_rows, "encodings": encoding_rows, "data": data_rows}[options.what]()
     _print_rows([header, *rows])
+
+
+def run_plot(options: argparse.Namespace) -> None:
+    from vispe.plots import plot_encodings, trained_bases
+
+    with _busy("drawing"), results(options.out) as folder:
+        try:
+            bases, missing = trained_bases(), ""
+        except vispe.WeightsError as error:
+            bases, missing = {}, f"learned_basis is left out: {error}"
+        paths = plot_encodings(folder, options.format, bases)
+    if missing:
+        _complain("vispe plot", missing)
+    print(f"wrote {', '.join([str(paths[0]), *(path.name for path in paths[1:])])}")
 
 
 def run_export(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """All benchmarks, one after the other."""
 
-from tests.bench import bench_aliked, bench_matching
+from tests.bench import bench_aliked, bench_matching, bench_position
 
+bench_position.main()
 bench_matching.main()
 bench_aliked.main()

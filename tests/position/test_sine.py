@@ -508,7 +508,7 @@ def test_rows_refuse_odd_dims_and_positions_that_are_not_finite(name):
 @pytest.mark.parametrize("name", PLANES)
 @pytest.mark.parametrize("grid", [(0, 3), (3, 0), (-1, 2)])
 def test_empty_grids_are_refused(name, grid):
-    with pytest.raises(ValueError, match=r"grid is \(h, w\).*got \(" + str(grid[0])):
+    with pytest.raises(ValueError, match=r"grid must be \(h, w\).*got \(" + str(grid[0])):
         PLANES[name](grid, 16)
 
 

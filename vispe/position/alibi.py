@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vispe.position.bias import positive
+from vispe.position.grid import check_grid, positive
 
 
 def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Float[Tensor, " heads"]:
@@ -55,8 +55,7 @@ def alibi_causal(
 
 def alibi_2d(grid: tuple[int, int], num_heads: int, device: torch.device | None = None) -> Float[Tensor, "heads n n"]:
     """``-slope`` times the Euclidean distance of two cells (CROMA ``get_2dalibi``), tokens row-major, float32."""
-    h, w = grid
-    positive(height=h, width=w)
+    h, w = check_grid(grid)
     y = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
     x = torch.arange(w, device=device).expand(h, w).flatten()
     squared = (y[:, None] - y) ** 2 + (x[:, None] - x) ** 2

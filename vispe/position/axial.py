@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vispe.position.grid import at_least_float32, check_finite
+from vispe.position.grid import Grid, at_least_float32, check_finite, check_grid
 from vispe.position.rotary import frequencies, skip_tokens
 
-Grid = tuple[int, int]  # (h, w)
 AxisFrequencies = tuple[Tensor, Tensor]  # (theta_y, theta_x), each [d/4]
 Normalize = Literal["separate", "max", "min"]
 
@@ -33,7 +32,7 @@ def axis_frequencies(head_dim: int, base: float) -> Float[Tensor, " quarter"]:
 
 def cells(grid: Grid, device: torch.device | None = None) -> Float[Tensor, "n 2"]:
     """``(x, y)`` of each cell of a grid (h, w), row-major, counted from 0 in float32: ``[h * w, 2]``."""
-    h, w = _checked(grid)
+    h, w = check_grid(grid)
     y = torch.arange(h, device=device, dtype=torch.float32)[:, None].expand(h, w)
     x = torch.arange(w, device=device, dtype=torch.float32).expand(h, w)
     return torch.stack((x, y), -1).flatten(0, 1)
@@ -126,7 +125,7 @@ def dinov3_coordinates(
 
     ``separate`` fills [-1, 1] on both axes; ``max`` stays inside it, ``min`` leaves it, and both keep cells square.
     """
-    h, w = _checked(grid)
+    h, w = check_grid(grid)
     if normalize not in ("separate", "max", "min"):
         raise ValueError(f"normalize must be 'separate', 'max' or 'min', got {normalize!r}")
     ny, nx = {"separate": (h, w), "max": (max(h, w),) * 2, "min": (min(h, w),) * 2}[normalize]
@@ -215,12 +214,6 @@ class MixedAxial(nn.Module):
         return x * fx + y * fy
 
 
-def _checked(grid: Grid) -> Grid:
-    if len(grid) != 2 or grid[0] <= 0 or grid[1] <= 0:
-        raise ValueError(f"grid must be a positive (h, w), got {tuple(grid)}")
-    return grid
-
-
 def _axes(
     head_dim: int, base: float, theta: AxisFrequencies | None, device: torch.device | None
 ) -> tuple[Tensor, Tensor]:
@@ -243,6 +236,6 @@ def _stretched(xy: Float[Tensor, "n 2"], grid: Grid, reference: Grid | None) -> 
     """Cells of ``grid`` laid over the ``reference`` grid (EVA-02): per axis ``i / n * reference``."""
     if reference is None:
         return xy
-    (h, w), (source_h, source_w) = grid, _checked(reference)
+    (h, w), (source_h, source_w) = grid, check_grid(reference)
     x, y = xy.unbind(-1)
     return torch.stack((x / w * source_w, y / h * source_h), -1)

@@ -18,15 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from vispe.position.grid import at_least_float32
-
-
-def positive(**numbers: int) -> tuple[int, ...]:
-    """The numbers as given; a ValueError names the first below 1."""
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
-    return tuple(numbers.values())
+from vispe.position.grid import at_least_float32, check_grid, positive
+from vispe.position.resample import RECIPES, resample_bias, resample_line
 
 
 def by_difference(values: Shaped[Tensor, "*lead t"], n: int) -> Shaped[Tensor, "*lead n m"]:
@@ -43,7 +36,7 @@ def with_prefix(bias: Float[Tensor, "*heads n m"], prefix: int) -> Float[Tensor,
     return F.pad(bias, (prefix, 0, prefix, 0))
 
 
-def _float32_product(rule: str, a: Float[Tensor, "*a"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*c"]:
+def float32_product(rule: str, a: Float[Tensor, "*a"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*c"]:
     """``einsum`` in at least float32: autocast would blur it to half precision."""
     device = a.device.type
     with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
@@ -144,7 +137,7 @@ class ShawBias(nn.Module):
         positive(m=m)
         if q.shape[-1] != self.key_table.shape[1]:
             raise ValueError(f"queries have {q.shape[-1]} channels a head, the table has {self.key_table.shape[1]}")
-        scores = _float32_product("bhnd,rd->bhnr", q, self.key_table) * q.shape[-1] ** -0.5
+        scores = float32_product("bhnd,rd->bhnr", q, self.key_table) * q.shape[-1] ** -0.5
         return scores.gather(-1, self._index(q.shape[2], m, start).expand(*q.shape[:2], -1, -1)).to(q.dtype)
 
     def values(self, alpha: Float[Tensor, "b heads n m"], start: int = 0) -> Float[Tensor, "b heads n d"]:
@@ -152,7 +145,7 @@ class ShawBias(nn.Module):
         shares = at_least_float32(alpha).new_zeros(*alpha.shape[:3], self.value_table.shape[0])
         index = self._index(alpha.shape[2], alpha.shape[3], start).expand_as(alpha)
         shares = shares.scatter_add(-1, index, at_least_float32(alpha))
-        return _float32_product("bhnr,rd->bhnd", shares, self.value_table).to(alpha.dtype)
+        return float32_product("bhnr,rd->bhnd", shares, self.value_table).to(alpha.dtype)
 
     def _index(self, n: int, m: int, start: int) -> Int[Tensor, "n m"]:
         device, reach = self.key_table.device, self.max_distance
@@ -165,7 +158,7 @@ def swin_index(window: tuple[int, int], device: torch.device | None = None) -> I
 
     The originals' buffer ``relative_position_index`` (Swin, Liu et al. 2021, section 3.2); drop theirs when loading.
     """
-    h, w = positive(height=window[0], width=window[1])
+    h, w = check_grid(window, "window")
     y = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
     x = torch.arange(w, device=device).expand(h, w).flatten()
     return (y[:, None] - y + h - 1) * (2 * w - 1) + (x[:, None] - x + w - 1)
@@ -175,25 +168,6 @@ def _spread(table: Float[Tensor, "t heads"], window: tuple[int, int]) -> Float[T
     """``table[swin_index(window)]`` with heads first."""
     index = swin_index(window, table.device)
     return table.T.contiguous().index_select(-1, index.flatten()).unflatten(-1, index.shape)
-
-
-def resize_swin_table(
-    table: Float[Tensor, "t heads"], source: tuple[int, int], target: tuple[int, int]
-) -> Float[Tensor, "t2 heads"]:
-    """A table of window ``source`` for window ``target``: each head's ``(2h-1) x (2w-1)`` map resampled by bicubic.
-
-    Swin's ``load_pretrained`` (recipe ``swin_bias``: no antialias, corners not aligned), in float32. The source window
-    is given, never guessed by a square root; equal windows change nothing.
-    """
-    h, w = positive(height=source[0], width=source[1])
-    to_h, to_w = positive(height=target[0], width=target[1])
-    if table.shape[0] != (2 * h - 1) * (2 * w - 1):
-        raise ValueError(f"a {h}x{w} window has {(2 * h - 1) * (2 * w - 1)} differences, the table {table.shape[0]}")
-    if (h, w) == (to_h, to_w):
-        return table
-    maps = at_least_float32(table).T.unflatten(-1, (2 * h - 1, 2 * w - 1))[None]
-    maps = F.interpolate(maps, size=(2 * to_h - 1, 2 * to_w - 1), mode="bicubic", align_corners=False)
-    return maps[0].flatten(1).T.to(table.dtype)
 
 
 class SwinBias(nn.Module):
@@ -207,13 +181,14 @@ class SwinBias(nn.Module):
 
     def __init__(self, window: tuple[int, int], num_heads: int) -> None:
         super().__init__()
-        h, w, _ = positive(height=window[0], width=window[1], num_heads=num_heads)
+        h, w = check_grid(window, "window")
+        positive(num_heads=num_heads)
         self.window = (h, w)
         self.table = nn.Parameter(torch.empty((2 * h - 1) * (2 * w - 1), num_heads))
         nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(self, grid: tuple[int, int]) -> Float[Tensor, "heads n n"]:
-        return _spread(resize_swin_table(self.table, self.window, grid), grid)
+        return _spread(resample_bias(self.table, self.window, grid, RECIPES["swin_bias"]), grid)
 
 
 class SwinV2Bias(nn.Module):
@@ -228,7 +203,8 @@ class SwinV2Bias(nn.Module):
 
     def __init__(self, window: tuple[int, int], num_heads: int, hidden: int = 512) -> None:
         super().__init__()
-        h, w, _, _ = positive(height=window[0], width=window[1], num_heads=num_heads, hidden=hidden)
+        h, w = check_grid(window, "window")
+        positive(num_heads=num_heads, hidden=hidden)
         self.window = (h, w)
         self.inner, self.outer = nn.Linear(2, hidden), nn.Linear(hidden, num_heads, bias=False)
         nn.init.trunc_normal_(self.inner.weight, std=0.02)
@@ -236,16 +212,17 @@ class SwinV2Bias(nn.Module):
         nn.init.trunc_normal_(self.outer.weight, std=0.02)
 
     def forward(self, grid: tuple[int, int]) -> Float[Tensor, "heads n n"]:
-        positive(height=grid[0], width=grid[1])
+        check_grid(grid)
         y, x = (self._log_spaced(*sizes) for sizes in zip(grid, self.window, strict=True))
         weight = at_least_float32(self.inner.weight)  # elementwise: the differences meet no reduced-precision product
         hidden = y[:, None, None] * weight[:, 0] + x[:, None] * weight[:, 1] + at_least_float32(self.inner.bias)
-        table = _float32_product("yxc,hc->yxh", hidden.relu(), self.outer.weight)
+        table = float32_product("yxc,hc->yxh", hidden.relu(), self.outer.weight)
         table = (16 * table.sigmoid()).to(self.outer.weight.dtype)  # before it is spread: fewer, and equal, sigmoids
         return _spread(table.flatten(0, 1), grid)
 
     def _log_spaced(self, size: int, window: int) -> Float[Tensor, " differences"]:
-        c = torch.arange(1 - size, size, device=self.inner.weight.device) * (8.0 / max(window - 1, 1))
+        c = torch.arange(1 - size, size, dtype=torch.float32, device=self.inner.weight.device)
+        c = c * (8.0 / max(window - 1, 1))
         return c.sign() * (c.abs() + 1).log2() / math.log2(8)
 
 
@@ -261,30 +238,28 @@ class DecomposedBias(nn.Module):
 
     def __init__(self, grid: tuple[int, int], head_dim: int) -> None:
         super().__init__()
-        h, w, _ = positive(height=grid[0], width=grid[1], head_dim=head_dim)
+        h, w = check_grid(grid)
+        positive(head_dim=head_dim)
         self.rows = nn.Parameter(torch.zeros(2 * h - 1, head_dim))
         self.columns = nn.Parameter(torch.zeros(2 * w - 1, head_dim))
 
     def forward(
         self, q: Float[Tensor, "b heads n d"], grid: tuple[int, int], key_grid: tuple[int, int] | None = None
     ) -> Float[Tensor, "b heads n m"]:
-        (h, w), (key_h, key_w) = grid, key_grid or grid
-        positive(height=h, width=w, key_height=key_h, key_width=key_w)
+        (h, w), (key_h, key_w) = check_grid(grid), check_grid(key_grid or grid, "key_grid")
         if q.shape[-2:] != (h * w, self.rows.shape[1]):
             raise ValueError(f"queries are {tuple(q.shape[-2:])}, a {h}x{w} grid needs {(h * w, self.rows.shape[1])}")
         cells = q.unflatten(2, (h, w))
-        of_rows = _float32_product("bnhwd,hkd->bnhwk", cells, axis_differences(self.rows, h, key_h))
-        of_columns = _float32_product("bnhwd,wkd->bnhwk", cells, axis_differences(self.columns, w, key_w))
+        of_rows = float32_product("bnhwd,hkd->bnhwk", cells, axis_differences(self.rows, h, key_h))
+        of_columns = float32_product("bnhwd,wkd->bnhwk", cells, axis_differences(self.columns, w, key_w))
         return (of_rows[..., None] + of_columns[..., None, :]).flatten(4).flatten(2, 3).to(q.dtype)
 
 
 def axis_differences(table: Float[Tensor, "t d"], n: int, m: int) -> Float[Tensor, "n m d"]:
     """Row of ``table`` for each of ``n`` queries and ``m`` keys on one axis: ``i max(m/n, 1) + (m - 1 - j) max(n/m,
     1)``, cut to whole numbers (SAM ``get_rel_pos``), after a linear resize to ``2 max(n, m) - 1`` rows."""
-    rows = 2 * max(n, m) - 1
-    table = at_least_float32(table)
-    if table.shape[0] != rows:
-        table = F.interpolate(table.T[None], size=rows, mode="linear", align_corners=False)[0].T
-    i, j = torch.arange(n, device=table.device), torch.arange(m, device=table.device)
-    scale_i, scale_j = max(m / n, 1.0), max(n / m, 1.0)
+    finer = max(n, m)
+    table = resample_line(at_least_float32(table), 2 * finer - 1, RECIPES["sam_relpos"])
+    i, j = (torch.arange(size, dtype=torch.float32, device=table.device) for size in (n, m))
+    scale_i, scale_j = finer / n, finer / m
     return table[(i[:, None] * scale_i - j * scale_j + (m - 1) * scale_j).long()]

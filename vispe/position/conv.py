@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vispe.position.bias import positive
+from vispe.position.grid import positive
 
 Padding = Literal["zeros", "circular", "reflect", "replicate"]
 

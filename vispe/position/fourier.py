@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from vispe.position.grid import at_least_float32, check_finite
-from vispe.position.sine import check_dim, check_grid
+from vispe.position.grid import at_least_float32, check_finite, check_grid
+from vispe.position.sine import check_dim
 
 PADDING, NEGATIVE, POSITIVE, TOP_LEFT, BOTTOM_RIGHT = -1, 0, 1, 2, 3  # labels of a prompt's points
 

@@ -5,11 +5,34 @@ Points are (x, y) with the first pixel's centre at (0, 0); sizes are (h, w).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+if TYPE_CHECKING:
+    Count = int
+else:  # a SymInt stands for an int where a compiler or exporter follows sizes
+    Count = int | torch.SymInt
+Grid = tuple[Count, Count]  # (h, w) cells, row-major
+
 OUTSIDE = 0.05  # of the long side: how far beyond the image a keypoint may lie before it is taken for a mistake
+
+
+def check_grid(grid: Grid, name: str = "grid") -> Grid:
+    """``grid`` itself; ValueError unless it is (h, w) of positive whole numbers."""
+    if len(grid) != 2 or any(isinstance(size, float) or size < 1 for size in grid):
+        raise ValueError(f"{name} must be (h, w) of positive whole numbers, got {tuple(grid)}")
+    return grid
+
+
+def positive(**numbers: int) -> tuple[int, ...]:
+    """The numbers as given; a ValueError names the first below 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    return tuple(numbers.values())
 
 
 def normalize_keypoints(xy: Float[Tensor, "b n 2"], size: Shaped[Tensor, "b 2"]) -> Float[Tensor, "b n 2"]:

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vispe.position.resample import Count, Grid, ResampleRecipe, check_grid, resample, resample_cells, resample_line
+from vispe.position.grid import Count, Grid, at_least_float32, check_grid
+from vispe.position.resample import ResampleRecipe, resample, resample_cells, resample_line
 
 
 class GridTable(nn.Module):
@@ -136,7 +137,9 @@ class FactorisedTable(AxisTables):
 
     def forward(self, grid: Grid, recipe: ResampleRecipe) -> Float[Tensor, "n width"]:
         check_grid(grid)
-        return _outer_sum(resample_line(self.row, grid[0], recipe), resample_line(self.column, grid[1], recipe))
+        row, column = at_least_float32(self.row), at_least_float32(self.column)  # the sum is rounded once
+        summed = _outer_sum(resample_line(row, grid[0], recipe), resample_line(column, grid[1], recipe))
+        return summed.to(self.row.dtype)
 
 
 class WindowedTable(nn.Module):
@@ -161,7 +164,8 @@ class WindowedTable(nn.Module):
         if grid[0] % h or grid[1] % w:
             raise ValueError(f"grid (h, w) = {grid} is not a whole number of windows of (h, w) = {(h, w)}")
         tiled = self.window.repeat(grid[0] // h, grid[1] // w, 1)
-        return (resample_cells(self.background, grid, recipe) + tiled).flatten(0, 1)
+        background = resample_cells(at_least_float32(self.background), grid, recipe)  # the sum is rounded once
+        return (background + tiled).flatten(0, 1).to(self.window.dtype)
 
 
 class ObjectQueries(nn.Module):

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from vispe.position.bias import float32_product
+from vispe.position.grid import at_least_float32
 from vispe.position.rotary import Layout, rotate
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -33,14 +35,15 @@ def rotary_linear_attention(
     feature_map: FeatureMap = elu_plus_one,
     layout: Layout = "interleaved",
 ) -> Float[Tensor, "*b n e"]:
-    """``sum_n (R_m f(q_m))^T (R_n f(k_n)) v_n / sum_n f(q_m)^T f(k_n)`` (RoFormer eq. 19), in O(n).
+    """``sum_n (R_m f(q_m))^T (R_n f(k_n)) v_n / sum_n f(q_m)^T f(k_n)`` (RoFormer eq. 19), in O(n), in at
+    least float32 and cast once.
 
     ``feature_map`` must be non-negative. The weights may be negative and do not sum to 1: that is the formula.
     """
     _check_tokens(k, v)
-    q, k = feature_map(q), feature_map(k)
-    weighted = rotate(q, turn_q, layout) @ (rotate(k, turn_k, layout).mT @ v)
-    return weighted / _total(q, k)
+    q, k = feature_map(at_least_float32(q)), feature_map(at_least_float32(k))
+    weighted = _weighted(rotate(q, turn_q, layout), rotate(k, turn_k, layout), v)
+    return (weighted / _total(q, k)).to(v.dtype)
 
 
 def performer_rotary_attention(
@@ -58,8 +61,14 @@ def performer_rotary_attention(
     Weights are non-negative and sum to 1, but scores are no longer functions of q, k and n - m.
     """
     _check_tokens(k, v)
-    q, k = feature_map(rotate(q, turn_q, layout)), feature_map(rotate(k, turn_k, layout))
-    return q @ (k.mT @ v) / _total(q, k)
+    q, k = (rotate(at_least_float32(x), turn, layout) for x, turn in ((q, turn_q), (k, turn_k)))
+    q, k = feature_map(q), feature_map(k)
+    return (_weighted(q, k, v) / _total(q, k)).to(v.dtype)
+
+
+def _weighted(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b m d"], v: Float[Tensor, "*b m e"]) -> Tensor:
+    """``q (k^T v)`` in at least float32, also under autocast: sums over all tokens pass float16's largest number."""
+    return float32_product("...nd,...de->...ne", q, float32_product("...md,...me->...de", k, v))
 
 
 def _total(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b n 1"]:

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vispe.position.bias import positive
+from vispe.position.grid import positive
 
 
 def no_addition(n: int, dim: int, device: torch.device | None = None) -> Float[Tensor, "n dim"]:
     """Added socket: zeros, float32."""
     positive(n=n, dim=dim)
-    return torch.zeros(n, dim, device=device)
+    return torch.zeros(n, dim, dtype=torch.float32, device=device)
 
 
 def no_rotation(n: int, head_dim: int, device: torch.device | None = None) -> Float[Tensor, "n pairs 2"]:
@@ -25,7 +25,7 @@ def no_rotation(n: int, head_dim: int, device: torch.device | None = None) -> Fl
     positive(n=n, head_dim=head_dim)
     if head_dim % 2:
         raise ValueError(f"rotary needs an even head_dim, got {head_dim}")
-    return torch.tensor([1.0, 0.0], device=device).expand(n, head_dim // 2, 2).contiguous()
+    return torch.tensor([1.0, 0.0], dtype=torch.float32, device=device).expand(n, head_dim // 2, 2).contiguous()
 
 
 def no_bias(n: int, m: int) -> None:

@@ -202,14 +202,20 @@ def _check_sections(positions: Tensor, sections: Sequence[int]) -> None:
         raise ValueError(f"sections must be three counts of pairs, got {tuple(sections)}")
 
 
-def decay_bound(distance: Shaped[Tensor, "*n"], dim: int, base: float = 10000.0) -> Float[Tensor, "*n"]:
+def decay_bound(
+    distance: Shaped[Tensor, "*n"], dim: int, base: float = 10000.0, *, theta: Float[Tensor, " pairs"] | None = None
+) -> Float[Tensor, "*n"]:
     """``(1/(d/2)) sum_j |S_j|``, ``S_j = sum_{i<j} exp(1j * distance * theta_i)``: how far a score can fall with
     distance.
 
     RoFormer section 3.4.3 bounds the score by Abel summation with the sums of rotations; at distance 0 it is
-    ``(d/2 + 1)/2``. It falls on the whole, not at every step: a bound, no promise that attention decays.
+    ``(d/2 + 1)/2``. It falls on the whole, not at every step: a bound, no promise that attention decays. ``theta``
+    replaces the frequencies of ``base``: extended ones (``scaling.py``). ValueError if they are not ``dim/2``.
     """
-    angles = phases(distance, frequencies(dim, base).to(distance.device))
+    made = frequencies(dim, base) if theta is None else theta
+    if made.shape != (dim // 2,):
+        raise ValueError(f"dim {dim} has {dim // 2} frequencies, got theta of shape {tuple(made.shape)}")
+    angles = phases(distance, made.to(distance.device))
     return torch.hypot(angles.cos().cumsum(-1), angles.sin().cumsum(-1)).mean(-1)
 
 

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vispe.position.axial import AxisFrequencies, Grid
+from vispe.position.axial import AxisFrequencies
+from vispe.position.grid import Grid, check_grid
 
 
 class Extended(NamedTuple):
@@ -157,13 +158,11 @@ def longrope(
 
 def interpolate_axes(theta: Float[Tensor, " quarter"], source: Grid, target: Grid) -> ExtendedAxes:
     """PI per axis: exactly EVA-02's reference grid, also when an axis shrinks."""
-    _check_grids(source, target)
     return _per_axis(lambda t, old, new: interpolate(t, new / old), theta, source, target)
 
 
 def ntk_axes(theta: Float[Tensor, " quarter"], source: Grid, target: Grid) -> ExtendedAxes:
     """NTK-aware per axis, by its own growth ``max(1, target / source)``. Dynamic by nature: the grid is the length."""
-    _check_grids(source, target)
     return _per_axis(lambda t, old, new: ntk(t, max(1.0, new / old)), theta, source, target)
 
 
@@ -183,7 +182,6 @@ def yarn_axes(
     An axis that does not grow keeps its frequencies. There is one attention scale for a head: the geometric mean of the
     two axes' (ours; no paper gives one), unless ``attention`` is given.
     """
-    _check_grids(source, target)
 
     def extend(t: Tensor, old: int, new: int) -> Extended:
         return yarn(t, max(1.0, new / old), old, fast=fast, slow=slow, truncate=truncate, attention=attention)
@@ -199,7 +197,6 @@ def longrope_axes(
     target: Grid,
 ) -> ExtendedAxes:
     """LongRoPE per axis: the long list on an axis of more cells than the source, scale from its own growth."""
-    _check_grids(source, target)
 
     def extend(t: Tensor, old: int, new: int) -> Extended:
         return longrope(t, short_factor, long_factor, new, old, factor=new / old)
@@ -210,6 +207,7 @@ def longrope_axes(
 def _per_axis(
     extend: Callable[[Tensor, int, int], Extended], theta: Tensor, source: Grid, target: Grid
 ) -> ExtendedAxes:
+    check_grid(source, "source"), check_grid(target, "target")
     y, x = (extend(theta, old, new) for old, new in zip(source, target, strict=True))
     return ExtendedAxes((y.theta, x.theta), math.sqrt(y.attention * x.attention))
 
@@ -228,8 +226,3 @@ def _check_factor(factor: float) -> None:
 def _check_lengths(length: int, original: int) -> None:
     if length <= 0 or original <= 0:
         raise ValueError(f"lengths must be positive, got length {length}, original {original}")
-
-
-def _check_grids(source: Grid, target: Grid) -> None:
-    if len(source) != 2 or len(target) != 2 or min(*source, *target) <= 0:
-        raise ValueError(f"grids must be positive (h, w), got source {tuple(source)}, target {tuple(target)}")

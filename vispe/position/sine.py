@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from vispe.position.grid import check_finite
+from vispe.position.grid import check_finite, check_grid
 
 EPS = 1e-6  # DETR's: keeps a fully padded row at 0 instead of 0/0
 
@@ -213,13 +213,6 @@ def sine_mask2former_video(
 
 
 # What they share
-
-
-def check_grid(grid: tuple[int, int]) -> tuple[int, int]:
-    """``grid`` itself; ValueError unless it is (h, w) of positive whole numbers."""
-    if len(grid) != 2 or any(isinstance(size, float) or size < 1 for size in grid):
-        raise ValueError(f"a grid is (h, w) of positive whole numbers, got {tuple(grid)}")
-    return grid
 
 
 def check_dim(dim: int, multiple: int, name: str, least: int = 1) -> None:
