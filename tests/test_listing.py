@@ -1,7 +1,8 @@
 """The tables of what there is."""
 
-from vispe.listing import data_rows, model_rows
+from vispe.listing import data_rows, encoding_rows, model_rows
 from vispe.models import MODELS
+from vispe.position import ENCODINGS
 from vispe.weights import files
 
 
@@ -28,3 +29,11 @@ def test_every_data_set_has_a_source_and_a_licence():
     assert header[0] == "data"
     assert "motorcycle" in [row[0] for row in rows]
     assert all(all(cell for cell in row) for row in rows)
+
+
+def test_every_encoding_has_a_row_that_says_where_it_is():
+    header, rows = encoding_rows()
+    assert header == ("encoding", "socket", "where", "source", "used by")
+    assert [row[0] for row in rows] == list(ENCODINGS)
+    swin = ("Swin table", "biased", "vispe.position.bias.SwinBias", "Liu et al. 2021, 3.2", "Swin")
+    assert swin in rows

@@ -112,3 +112,9 @@ def test_mistakes_are_named():
             attention(q, k, v[:5], turn, turn)
         with pytest.raises(ValueError, match="5 positions for 7 tokens"):
             attention(q, k, v, turn[:5], turn)
+
+
+@pytest.mark.parametrize("attention", [rotary_linear_attention, performer_rotary_attention])
+def test_very_negative_queries_are_no_zero_over_zero(attention):
+    x, turn = torch.full((1, 3, 4), -20.0), rotation(torch.zeros(3, 2))
+    assert attention(x, x, torch.ones(1, 3, 2), turn, turn).isfinite().all()

@@ -482,7 +482,7 @@ def test_mistakes_are_named():
         (lambda: phases(torch.tensor([0.0, math.nan]), frequencies(8)), "nan"),
         (lambda: phases(torch.tensor([math.inf]), frequencies(8)), "inf"),
         (lambda: phases(torch.arange(3), turn), r"\(5, 4, 2\)"),
-        (lambda: frequencies(8, 0.0), "base must be positive, got 0"),
+        (lambda: frequencies(8, 0.0), "base must be positive and finite, got 0"),
         (lambda: relayout(torch.randn(10, 3), 4, to="half"), r"\(10, 3\)"),
         (lambda: relayout(torch.randn(10, 3), 5, to="half"), "got 5"),
         (lambda: relayout(torch.randn(8, 3), 4, to="half", rotary_dim=6), "got 6"),

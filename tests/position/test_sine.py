@@ -501,7 +501,7 @@ def test_rows_refuse_odd_dims_and_positions_that_are_not_finite(name):
     for bad in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match=f"positions must be finite, got {bad}"):
             ROWS[name](torch.tensor([0.0, bad]), 8)
-    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+    with pytest.raises(ValueError, match="temperature must be positive and finite, got 0"):
         ROWS[name](torch.arange(3), 8, temperature=0.0)
 
 
@@ -518,7 +518,7 @@ def test_masks_of_another_grid_are_refused(ours):
         ours((3, 5), 16, torch.ones(1, 5, 3, dtype=torch.bool))
     with pytest.raises((ValueError, TypeCheckError), match=r"float32|f32"):
         ours((3, 5), 16, torch.ones(1, 3, 5))
-    with pytest.raises(ValueError, match="temperature must be positive, got -1"):
+    with pytest.raises(ValueError, match="temperature must be positive and finite, got -1"):
         ours((3, 5), 16, temperature=-1.0)
 
 

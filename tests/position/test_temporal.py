@@ -204,5 +204,5 @@ def test_bad_dims_and_counts_are_refused():
         sine_object_pointers(torch.tensor([0]), 8, 0)
     with pytest.raises(ValueError, match="ages must be finite, got nan"):
         sine_object_pointers(torch.tensor([math.nan]), 8, 5)
-    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+    with pytest.raises(ValueError, match="temperature must be positive and finite, got 0"):
         sine_sam2(torch.arange(3), 8, temperature=0.0)

@@ -21,8 +21,12 @@ class Encoding(NamedTuple):
 ENCODINGS: dict[str, Encoding] = {
     # added: (grid or positions) -> [n, dim], summed into tokens or into queries and keys
     "sine 1-D, interleaved": Encoding("sine.sine_vaswani", "added", "Vaswani et al. 2017, 3.5", "Transformer"),
-    "sine 1-D, concatenated": Encoding("sine.sine_tensor2tensor", "added", "tensor2tensor, common_attention"),
-    "sine 1-D, concatenated, plain steps": Encoding("sine.sine_marian", "added", "Marian; fairseq", "Marian"),
+    "sine 1-D, concatenated": Encoding(
+        "sine.sine_tensor2tensor", "added", "tensor2tensor, common_attention", "fairseq, M2M-100, Whisper"
+    ),
+    "sine 1-D, concatenated, plain steps": Encoding(
+        "sine.sine_marian", "added", "Marian; RoFormer, absolute", "Marian"
+    ),
     "sine 2-D, DETR": Encoding(
         "sine.sine_detr", "added", "Carion et al. 2020, A.4", "DETR, Mask2Former, SAM 2, RF-DETR"
     ),
@@ -38,8 +42,8 @@ ENCODINGS: dict[str, Encoding] = {
     ),
     "table, windowed": Encoding("learned.WindowedTable", "added", "Ravi et al. 2024 (Hiera)", "SAM 2"),
     "row + column table": Encoding("learned.RowColumnTable", "added", "Carion et al. 2020", "DETR, learned"),
-    "NaViT, absolute": Encoding("learned.NaViTAbsolute", "added", "Dehghani et al. 2023, 2.2", "NaViT"),
-    "NaViT, fractional": Encoding("learned.NaViTFractional", "added", "Dehghani et al. 2023, 2.2", "NaViT"),
+    "NaViT, absolute": Encoding("learned.NaViTAbsolute", "added", "Dehghani et al. 2023, 2.1", "NaViT"),
+    "NaViT, fractional": Encoding("learned.NaViTFractional", "added", "Dehghani et al. 2023, 2.1", "NaViT"),
     "factorised table": Encoding("learned.FactorisedTable", "added", "timm NaFlex", "NaFlex ViT"),
     "object queries": Encoding("learned.ObjectQueries", "added", "Carion et al. 2020, 3.2", "DETR"),
     "content queries": Encoding("learned.ContentQueries", "added", "Cheng et al. 2022", "Mask2Former, Deformable DETR"),
@@ -64,15 +68,15 @@ ENCODINGS: dict[str, Encoding] = {
     "rotary linear attention": Encoding("linear.rotary_linear_attention", "rotated", "Su et al. 2021, 3.3", "RoFormer"),
     "rotary Performer": Encoding("linear.performer_rotary_attention", "rotated", "performer-pytorch", "Performer"),
     # rotated, further than trained: frequencies -> frequencies
-    "PI": Encoding("scaling.interpolate", "rotated", "Chen et al. 2023"),
+    "PI": Encoding("scaling.interpolate", "rotated", "Chen et al. 2023", "LongChat; EVA-02's reference grid"),
     "NTK-aware": Encoding("scaling.ntk", "rotated", "Peng et al. 2023, 3.1"),
     "dynamic NTK": Encoding("scaling.dynamic_ntk", "rotated", "Peng et al. 2023, 3.3"),
-    "YaRN": Encoding("scaling.yarn", "rotated", "Peng et al. 2023, 3.2 and 3.4"),
-    "LongRoPE": Encoding("scaling.longrope", "rotated", "Ding et al. 2024"),
+    "YaRN": Encoding("scaling.yarn", "rotated", "Peng et al. 2023, 3.2 and 3.4", "DeepSeek, gpt-oss"),
+    "LongRoPE": Encoding("scaling.longrope", "rotated", "Ding et al. 2024", "Phi-3"),
     # biased: [heads, n, m] added to the score
     "ALiBi, causal": Encoding("alibi.alibi_causal", "biased", "Press et al. 2022", "MPT, BLOOM"),
     "ALiBi, symmetric": Encoding("alibi.alibi_symmetric", "biased", "Press et al. 2022"),
-    "ALiBi, 2-D": Encoding("alibi.alibi_2d", "biased", "Press et al. 2022, on a grid"),
+    "ALiBi, 2-D": Encoding("alibi.alibi_2d", "biased", "Press et al. 2022, on a grid", "CROMA"),
     "T5 buckets": Encoding("bias.T5Bias", "biased", "Raffel et al. 2020, 2.1", "T5 encoder"),
     "T5 buckets, causal": Encoding("bias.CausalT5Bias", "biased", "Raffel et al. 2020, 2.1", "T5 decoder"),
     "Shaw": Encoding("bias.ShawBias", "biased", "Shaw et al. 2018", "Music Transformer, wav2vec2-bert"),
@@ -81,7 +85,7 @@ ENCODINGS: dict[str, Encoding] = {
     "decomposed": Encoding("bias.DecomposedBias", "biased", "Li et al. 2022 (MViTv2)", "ViTDet, SAM"),
     # convolved: inside the block
     "Mix-FFN": Encoding("conv.MixFFN", "convolved", "Xie et al. 2021, 3.1", "SegFormer"),
-    "PEG": Encoding("conv.PEG", "convolved", "Chu et al. 2023", "CPVT, Twins"),
+    "PEG": Encoding("conv.PEG", "convolved", "Chu et al. 2021, 3.2", "CPVT, Twins"),
     # none: named, so that an ablation can ask for it
     "none": Encoding("none.no_addition", "none", "Haviv et al. 2022; Kazemnejad et al. 2023"),
 }

@@ -5,7 +5,7 @@ Points are (x, y) with the first pixel's centre at (0, 0); sizes are (h, w).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -22,9 +22,16 @@ OUTSIDE = 0.05  # of the long side: how far beyond the image a keypoint may lie 
 
 def check_grid(grid: Grid, name: str = "grid") -> Grid:
     """``grid`` itself; ValueError unless it is (h, w) of positive whole numbers."""
-    if len(grid) != 2 or any(isinstance(size, float) or size < 1 for size in grid):
-        raise ValueError(f"{name} must be (h, w) of positive whole numbers, got {tuple(grid)}")
+    if not isinstance(grid, (tuple, list, torch.Size)) or len(grid) != 2 or not all(_is_count(size) for size in grid):
+        raise ValueError(f"{name} must be (h, w) of positive whole numbers, got {grid!r}")
     return grid
+
+
+def _is_count(size: Any) -> bool:
+    """A positive whole number: an int, numpy's, a SymInt or a tensor of one; not True, 3.0 or "3"."""
+    if isinstance(size, (bool, float, str)) or not hasattr(size, "__index__"):
+        return False
+    return bool(size >= 1)
 
 
 def positive(**numbers: int) -> tuple[int, ...]:

@@ -75,7 +75,8 @@ class RowColumnTable(AxisTables):
     """``[column_x | row_y]`` for every cell, x first: DETR ``PositionEmbeddingLearned`` (its sine has y first).
 
     ``width`` is the output's, half a table each; 50 x 50 and uniform [0, 1) as in DETR. ``forward(grid)`` ->
-    ``[h*w, width]``. ValueError for an odd width and for a grid beyond the limit.
+    ``[h*w, width]``: row i is read for index i, and a grid beyond the limit is a ValueError. ``forward(grid, recipe)``
+    takes the tables for one image's sides and resamples each to the grid (ViT, section D.4's 2-D table).
     """
 
     def __init__(self, width: int, limit: Grid = (50, 50)) -> None:
@@ -85,16 +86,19 @@ class RowColumnTable(AxisTables):
         nn.init.uniform_(self.row)
         nn.init.uniform_(self.column)
 
-    def forward(self, grid: Grid) -> Float[Tensor, "n width"]:
-        self.check_limit(grid)
-        h, w = grid
-        x = self.column[:w].expand(h, w, -1)
-        y = self.row[:h, None].expand(h, w, -1)
+    def forward(self, grid: Grid, recipe: ResampleRecipe | None = None) -> Float[Tensor, "n width"]:
+        h, w = check_grid(grid)
+        if recipe is None:
+            self.check_limit(grid)
+            row, column = self.row[:h], self.column[:w]
+        else:
+            row, column = resample_line(self.row, h, recipe), resample_line(self.column, w, recipe)
+        x, y = column.expand(h, w, -1), row[:, None].expand(h, w, -1)
         return torch.cat((x, y), dim=-1).flatten(0, 1)
 
 
 class NaViTAbsolute(AxisTables):
-    """``row[y] + column[x]`` at the absolute index (NaViT 2.1, factorised absolute; vit-pytorch ``NaViT``).
+    """``row[y] + column[x]`` at the absolute index (NaViT, factorised absolute; vit-pytorch ``NaViT``).
 
     ``forward(grid)`` -> ``[h*w, width]``; :meth:`at` reads packed patches of several images. A grid beyond the limit is
     refused: the index is never rescaled.
@@ -111,7 +115,7 @@ class NaViTAbsolute(AxisTables):
 
 
 class NaViTFractional(AxisTables):
-    """``row[floor(y/h * rows)] + column[floor(x/w * columns)]``: the place as a fraction of the side (NaViT 2.1).
+    """``row[floor(y/h * rows)] + column[floor(x/w * columns)]``: the place as a fraction of the side (NaViT).
 
     The paper leaves the learned map of a fraction open; this is the table of equal bins that Idefics 2 and SigLIP
     NaViT use, here per axis. Bins are found in integers: a float fraction that should meet a bin's edge falls beside

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -22,8 +22,11 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 
 def elu_plus_one(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-    """``elu(x) + 1 > 0``: the map of Katharopoulos et al. 2020, which RoFormer's section 3.3 takes."""
-    return F.elu(x) + 1
+    """``elu(x) + 1 > 0``: the map of Katharopoulos et al. 2020, which RoFormer's section 3.3 takes.
+
+    Below 0 it is ``exp(x)``, written so: ``elu(x) + 1`` rounds to 0 at -18, and a query of such channels is 0/0.
+    """
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def rotary_linear_attention(

@@ -9,6 +9,7 @@ a = -0.5 with it, also when the table grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -97,12 +98,14 @@ def resample_cells(
     """
     check_grid(target, "target")
     h, w = cells.shape[-3:-1]
+    if not cells.is_floating_point():
+        raise ValueError(f"a table holds floating point numbers, got {cells.dtype}")
     if same((h, w), target):
         return cells
     if _sparse(recipe, cells):
-        x = at_least_float32(cells).reshape(-1, h, w, cells.shape[-1]).permute(0, 3, 1, 2)
+        x = at_least_float32(cells).reshape(math.prod(cells.shape[:-3]), h, w, cells.shape[-1]).permute(0, 3, 1, 2)
         moved = _reference(x, target, recipe).permute(0, 2, 3, 1)
-        return moved.reshape(*cells.shape[:-3], *target, -1).to(cells.dtype)
+        return moved.reshape(*cells.shape[:-3], *target, cells.shape[-1]).to(cells.dtype)
     rows = _axis(recipe, h, target[0], cells, (h, w), target)
     columns = _axis(recipe, w, target[1], cells, (h, w), target)
     with _full_precision(cells):

@@ -12,6 +12,7 @@ of one layout run in the other without an error and give nonsense; :func:`relayo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -37,8 +38,8 @@ def frequencies(dim: int, base: float = 10000.0) -> Float[Tensor, " pairs"]:
     """
     if dim <= 0 or dim % 2:
         raise ValueError(f"rotary needs a positive even dim, got {dim}")
-    if base <= 0:
-        raise ValueError(f"base must be positive, got {base}")
+    if not 0 < base < math.inf:
+        raise ValueError(f"base must be positive and finite, got {base}")
     return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 
@@ -90,6 +91,8 @@ def rotate(
     form, which compilers fuse and exporters know. All give the same numbers to rounding. Half precision is turned in
     float32 and cast once. Fastest compiled and on a GPU: the ``half`` layout.
     """
+    if not x.is_floating_point():
+        raise ValueError(f"queries and keys are floating point numbers, got {x.dtype}")
     if x.dtype.itemsize < 4:
         return rotate(at_least_float32(x), turn, layout).to(x.dtype)
     compiling = torch.compiler.is_compiling()
@@ -224,7 +227,8 @@ class LearnedBasis(nn.Module):
     Fourier).
 
     ``forward(positions [..., n, dims])`` -> rotation ``[..., n, head_dim/2, 2]``. Computed elementwise in float32 even
-    under autocast: a half-precision or TF32 matmul would blur positions.
+    under autocast: a half-precision or TF32 matmul would blur positions. ValueError for another number of coordinates;
+    whether they are finite is asked where they are pixels (``grid.check_inside``), once for all layers.
     """
 
     positional = ("weight",)
@@ -236,6 +240,8 @@ class LearnedBasis(nn.Module):
         self.weight = nn.Parameter(torch.randn(head_dim // 2, dims) * gamma**-2)
 
     def forward(self, positions: Float[Tensor, "*n dims"]) -> Float[Tensor, "*n pairs 2"]:
+        if positions.ndim == 0 or positions.shape[-1] != self.weight.shape[1]:
+            raise ValueError(f"positions must be [..., n, {self.weight.shape[1]}], got shape {tuple(positions.shape)}")
         weight, positions = at_least_float32(self.weight), at_least_float32(positions)
         # A short loop over the 2 or 4 coordinates instead of a [n, head_dim/2, dims] product.
         angles = torch.stack([positions[..., i, None] * weight[:, i] for i in range(weight.shape[1])]).sum(0)

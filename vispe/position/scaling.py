@@ -89,7 +89,7 @@ def yarn(
     ``attention`` *replaces* the default :func:`yarn_attention` of ``factor``. ``theta`` must be geometric, unscaled.
     """
     _check_factor(factor)
-    if not 0 < slow < fast or original <= 0:
+    if not 0 < slow < fast or not 0 < original < math.inf:
         raise ValueError(f"need 0 < slow < fast and a positive original length, got {slow}, {fast}, {original}")
     pairs = _pairs(theta)
     exact = theta.double()
@@ -117,8 +117,8 @@ def yarn_attention(factor: float, mscale: float | None = None, mscale_all_dim: f
     twice. With both ``mscale`` and ``mscale_all_dim`` (DeepSeek) the ratio of the two; only one of them is ignored,
     as transformers does.
     """
-    if factor <= 0:
-        raise ValueError(f"factor must be positive, got {factor}")
+    if not 0 < factor < math.inf:
+        raise ValueError(f"factor must be positive and finite, got {factor}")
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -144,12 +144,12 @@ def longrope(
     """
     _check_lengths(length, original)
     chosen = long_factor if length > original else short_factor
-    if len(short_factor) != len(theta) or len(long_factor) != len(theta) or min(chosen) <= 0:
-        raise ValueError(
-            f"need {len(theta)} positive factors in each list, got {len(short_factor)} short, {len(long_factor)} long"
-        )
+    if len(short_factor) != len(theta) or len(long_factor) != len(theta):
+        raise ValueError(f"need {len(theta)} factors a list, got {len(short_factor)} short, {len(long_factor)} long")
+    if not all(0 < value < math.inf for value in chosen):
+        raise ValueError(f"LongRoPE's factors must be positive and finite, got {list(chosen)}")
     if attention is None:
-        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        attention = _longrope_attention(factor, original)
     return Extended(theta / torch.tensor(chosen, dtype=theta.dtype, device=theta.device), attention)
 
 
@@ -210,6 +210,18 @@ def _per_axis(
     check_grid(source, "source"), check_grid(target, "target")
     y, x = (extend(theta, old, new) for old, new in zip(source, target, strict=True))
     return ExtendedAxes((y.theta, x.theta), math.sqrt(y.attention * x.attention))
+
+
+def _longrope_attention(factor: float, original: int) -> float:
+    if not 0 < factor < math.inf:
+        raise ValueError(f"factor must be positive and finite, got {factor}")
+    if factor <= 1:
+        return 1.0
+    if original < 2:
+        raise ValueError(
+            f"the attention scale divides by ln(original): it needs an original of at least 2, got {original}"
+        )
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _pairs(theta: Tensor) -> int:

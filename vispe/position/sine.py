@@ -236,8 +236,8 @@ def _check_mask(mask: Shaped[Tensor, "*s"], shape: tuple[int, ...]) -> None:
 
 
 def _check_temperature(temperature: float) -> None:
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
 
 
 def _waves(n: int, log_step: float, like: Float[Tensor, "*s"]) -> Float[Tensor, " n"]:
