@@ -1,7 +1,8 @@
 """All benchmarks, one after the other."""
 
-from tests.bench import bench_aliked, bench_matching, bench_position
+from tests.bench import bench_aliked, bench_matching, bench_position, bench_vit
 
 bench_position.main()
 bench_matching.main()
 bench_aliked.main()
+bench_vit.main()

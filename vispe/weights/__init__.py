@@ -19,29 +19,37 @@ __all__ = ["WeightsError", "build", "load"]
 def build(name: str, **overrides: Any) -> nn.Module:
     """A model of the zoo with fresh weights, in eval mode; ``overrides`` change knobs of its spec.
 
+    A tag in the name, ``"vit_base_patch16_224.mae"``, chooses the spec of those published weights.
+
     The weights follow from the state of torch's CPU generator, which is left as it was: the next call makes the same
     ones, until ``torch.manual_seed`` or a draw of the caller's moves it. ``ValueError`` for an unknown name or knob.
-    Touches neither disk nor network.
+    Touches neither disk nor network, but for the shipped facts about a tag.
     """
-    module = home(name)
-    spec = module.VARIANTS[name].but(**overrides)
+    spec = _published(name).but(**overrides)
     with torch.random.fork_rng(devices=[]):
-        return module.MODEL(spec).eval()
+        return home(name).MODEL(spec).eval()
 
 
 def load(
     name: str,
     weights: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
     origin: str | None = None,
+    source_size: tuple[int, int] | None = None,
     **overrides: Any,
 ) -> nn.Module:
     """A model with trained weights, in eval mode on the CPU.
+
+    ``name`` may carry a tag, ``"vit_base_patch16_224.augreg"``: which published weights. ``overrides`` change knobs of
+    the spec: ``image_size=(384, 512)`` resamples learned positions, ``num_classes=10`` gives a fresh head; every such
+    change is a sentence in ``model.report``. ``source_size``: the image size (h, w) that given weights were trained at,
+    where it is not the one in the name.
 
     ``weights``: None for the published file (from an installed package, the cache, or downloaded; sha256 checked), a
     path to a ``.safetensors`` or torch file, or a state dict. ``origin`` says whose names the keys are (``"vispe"``,
     ``"official"``, ``"transformers"``, ...): they are converted by that table, strictly; None means the published
     file's own origin, and for a given file or state dict vispe's names when they fit, else the one origin whose table
-    accounts for every key. ``WeightsError`` (a ``ValueError``) names what does not fit.
+    accounts for every key (or several, if they make the same of it). ``WeightsError`` (a ``ValueError``) names what
+    does not fit.
     """
     model = build(name, **overrides)
     known = facts(name)
@@ -50,8 +58,32 @@ def load(
         state, origin = read(locate(name)), origin or known["weights"]["origin"]
     else:
         state = tensors(weights, "the mapping given") if isinstance(weights, Mapping) else read(weights)
-    fill(model, _ours(state, model, origin, known["origin"], name), name)
+    state = _ours(state, model, origin, known["origin"], name)
+    if hasattr(model, "adapt"):
+        source = _published(name)
+        if source_size is not None:
+            source = source.but(image_size=source_size, patch_size=model.spec.patch_size)  # type: ignore[union-attr]
+        state = _adapted(model, state, source)
+    elif source_size is not None:
+        raise WeightsError(f"{name} knows no image size: source_size is for models with a learned table")
+    fill(model, state, name)
     return model
+
+
+def _published(name: str) -> Any:
+    """The spec that ``name``'s published weights were trained with: the variant's, changed by what its tag says."""
+    variant, _, tag = name.partition(".")
+    spec = home(name).VARIANTS[variant]
+    return spec.but(**facts(name)["weights"].get("spec", {})) if tag else spec
+
+
+def _adapted(model: nn.Module, state: dict[str, Tensor], source: Any) -> dict[str, Tensor]:
+    try:
+        return model.adapt(state, source)  # type: ignore[operator]
+    except WeightsError:
+        raise
+    except ValueError as error:
+        raise WeightsError(f"{error}; is source_size the image size these weights were trained at?") from error
 
 
 def _check_origin(origin: str | None, tables: Mapping[str, Any], name: str) -> None:
@@ -69,14 +101,19 @@ def _ours(
     if origin is not None:
         return convert(state, tables[origin], origin)
     fitting = [who for who, rules in tables.items() if accounts_for(rules, state)]
-    if len(fitting) == 1:
-        return convert(state, tables[fitting[0]], fitting[0])
+    made = [convert(state, tables[who], who) for who in fitting]
+    if made and all(_equal(other, made[0]) for other in made[1:]):  # libraries share names
+        return made[0]
     if fitting or not state.keys() & own:
         whose = f"fit {' and '.join(fitting)} alike" if fitting else "fit none"
         raise WeightsError(
             f"the keys, such as {min(state)!r}, {whose} of the origins known for {name}: {_origins(tables)}"
         )
     return state  # vispe's names, more or less: `fill` says which
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def _origins(tables: Mapping[str, Any]) -> str:

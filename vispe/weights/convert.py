@@ -3,9 +3,12 @@
 A table is a list of rules in ``models/<file>.toml`` under ``[origin]``. A rule has ``from`` (a pattern for the whole
 key) and one of
 - ``to``: our key, with ``\\1`` for the pattern's groups; with ``part = k`` several keys become one tensor, joined
-  along their first axis; with ``twin = true`` a second key may claim the place, if it holds the same numbers;
+  along their first axis; with ``twin = true`` a second key may claim the place, if it holds the same numbers; with
+  ``zeros = k`` part k is zeros of this part's shape where no key gives it; with ``alone = true`` this part may be the
+  whole;
 - ``drop = "why"``: a key that is known and not needed.
-``change`` names a tensor surgery of this file. A key that no rule names, or two that claim one place, are an error.
+``change`` names a tensor surgery of this file; ``must = true``: without such a key the table is not taken for a state
+dict of unknown origin. A key that no rule names, or two that claim one place, are an error.
 """
 
 from __future__ import annotations
@@ -29,12 +32,32 @@ def qkv_last_to_first(tensor: Tensor, heads: int) -> Tensor:
     return tensor.unflatten(0, (heads, -1, 3)).permute(2, 0, 1, *range(3, tensor.ndim + 2)).flatten(0, 2)
 
 
-CHANGES: dict[str, Callable[..., Tensor]] = {"qkv_last_to_first_4_heads": lambda t: qkv_last_to_first(t, 4)}
+def first_of_one(tensor: Tensor) -> Tensor:
+    """``[1, n, d]`` -> ``[n, d]``: a table that is kept with a batch axis."""
+    if tensor.shape[0] != 1:
+        raise IndexError(f"a batch axis of 1 is expected, got {tensor.shape[0]}")
+    return tensor[0]
+
+
+def no_key_bias(tensor: Tensor) -> Tensor:
+    """The bias of q, k and v with k's third put to zero, as DINOv3's mask does in every forward."""
+    q, k, v = tensor.unflatten(0, (3, -1))
+    return torch.cat((q, torch.zeros_like(k), v))
+
+
+CHANGES: dict[str, Callable[..., Tensor]] = {
+    "qkv_last_to_first_4_heads": lambda t: qkv_last_to_first(t, 4),
+    "first_of_one": first_of_one,
+    "no_key_bias": no_key_bias,
+}
 
 
 def accounts_for(rules: Rules, keys: Iterable[str]) -> bool:
-    """Whether every key has a rule."""
-    return all(_rule(rules, key) for key in keys)
+    """Whether every key has a rule, and every rule that must have one a key."""
+    keys = list(keys)
+    signs = [rule["from"] for rule in rules if rule.get("must")]
+    known = all(_rule(rules, key) for key in keys)
+    return known and all(any(re.fullmatch(sign, key) for key in keys) for sign in signs)
 
 
 def convert(state: Mapping[str, Tensor], rules: Rules, origin: str) -> dict[str, Tensor]:
@@ -43,6 +66,8 @@ def convert(state: Mapping[str, Tensor], rules: Rules, origin: str) -> dict[str,
     if unknown:
         raise WeightsError(f"these are not {origin} weights for this model: nothing is known of {_some(unknown)}")
     places: dict[str, dict[int, Tensor]] = {}
+    empty: dict[str, tuple[int, Tensor]] = {}
+    lone: set[tuple[str, int]] = set()
     for key, tensor in state.items():
         hit = _rule(rules, key)
         assert hit is not None
@@ -55,6 +80,15 @@ def convert(state: Mapping[str, Tensor], rules: Rules, origin: str) -> dict[str,
             ours = match.expand(rule["to"])
             raise WeightsError(f"{key!r} and another key of {origin} both become {ours!r}, with different values")
         place[part] = value
+        if "zeros" in rule:
+            empty[match.expand(rule["to"])] = (rule["zeros"], torch.zeros_like(value))
+        if rule.get("alone"):
+            lone.add((match.expand(rule["to"]), part))
+    for ours, (part, zeros) in empty.items():
+        places[ours].setdefault(part, zeros)
+    for ours, part in lone:
+        if places[ours].keys() == {part}:
+            places[ours] = {0: places[ours][part]}
     return {key: _joined(parts, key) for key, parts in places.items()}
 
 

@@ -28,8 +28,12 @@ WRAPPERS = ("state_dict", "model", "extractor")  # keys under which files keep t
 
 def facts(name: str) -> dict[str, Any]:
     """What ``models/<file>.toml`` says: ``weights`` of this variant (url, sha256, ...) and the ``origin`` tables."""
-    path = shared("models") / f"{MODELS[name]}.toml"
+    variant, _, tag = name.partition(".")
+    path = shared("models") / f"{MODELS[variant]}.toml"
     table = tomllib.loads(path.read_text(encoding="utf-8"))
+    if tag and name not in table["weights"]:
+        tags = sorted(key for key in table["weights"] if key.startswith(f"{variant}."))
+        raise WeightsError(f"no weights are called {name!r}; {variant} has {', '.join(tags) or 'no tags'}")
     return {"weights": table["weights"].get(name, {}), "origin": table.get("origin", {})}
 
 
@@ -45,7 +49,10 @@ def packaged(weights: Mapping[str, Any]) -> Path | None:
 
 def cached(weights: Mapping[str, Any]) -> Path:
     """Where the download is kept, whether it is there or not."""
-    return cache_dir() / "weights" / weights["url"].rsplit("/", 1)[-1]
+    _, *folders, file = weights["url"].split("://", 1)[-1].split("/")
+    if file.partition(".")[0] in ("model", "pytorch_model"):  # hubs call every file so: the folder tells them apart
+        file = f"{'-'.join(folders[:2])}-{file}"
+    return cache_dir() / "weights" / file
 
 
 def locate(name: str) -> Path:
