@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = parser().parse_args(argv)
+    options = _parsed(argv)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries' remarks about themselves
@@ -44,6 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vispe {options.command}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; overrides of a recipe may stand behind options too, which argparse does not allow by itself."""
+    top = parser()
+    options, others = top.parse_known_args(argv)
+    if others and (options.command not in ("train", "ablate") or any(word.startswith("-") for word in others)):
+        top.error(f"unrecognized arguments: {' '.join(others)}")
+    if others:
+        options.overrides += others
+    return options
 
 
 def _complain(who: str, what: object) -> int:
@@ -96,6 +107,33 @@ def parser() -> argparse.ArgumentParser:
     add("--skip-bad", action="store_true", help="report images that cannot be read and go on without them")
     add("--out", type=Path, required=True, metavar="FILE.h5", help="the file to write or to extend")
 
+    add = command("train", run_train, "train an image classifier by a recipe", TRAIN_HELP)
+    add("recipe", metavar="RECIPE.yaml", type=Path)
+    add(
+        "overrides", metavar="key=value", nargs="*", help="on top of the recipe, such as train.lr=1e-4 data.root=photos"
+    )
+    add("--out", type=Path, metavar="DIR", help="folder of the run; default: out/ and the recipe's name")
+    add("--resume", action="store_true", help="only go on: refuse to start where there is no unfinished run")
+
+    add = command("ablate", run_ablate, "train one model with every position encoding, or every resampling", TRAIN_HELP)
+    add("recipe", metavar="RECIPE.yaml", type=Path)
+    add("overrides", metavar="key=value", nargs="*", help="on top of the recipe, such as jobs=4 seeds=[0]")
+    add("--out", type=Path, metavar="DIR", help="folder of the runs; default: out/ and the recipe's name")
+
+    add = command("predict", run_predict, "classify images with a trained checkpoint")
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors that vispe trained, or a run's folder")
+    add("images", metavar="IMAGE|FOLDER", nargs="+", type=Path)
+    _inference(add)
+    add("--top", type=int, default=5, metavar="N", help="classes for each image; default %(default)s")
+    add("--out", type=Path, metavar="FILE.csv", help="write a table; default: print it")
+
+    add = command("evaluate", run_evaluate, "measure a trained checkpoint on labelled images")
+    add("what", choices=("classify",))
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors that vispe trained, or a run's folder")
+    add("--data", type=Path, required=True, metavar="DIR", help="class folders (or val/ or test/ with them), or a zip")
+    _inference(add)
+    add("--out", type=Path, metavar="FILE.json", help="write the numbers, with those of each class")
+
     add = command("list", run_list, "list models with the state of their weights, position encodings, or data sets")
     add("what", choices=("models", "encodings", "data"))
 
@@ -119,6 +157,7 @@ def parser() -> argparse.ArgumentParser:
 GEOMETRY_HELP = "what inliers agree with: homography, fundamental, essential or none; default %(default)s"
 RESIZE_HELP = "look at images with a side of N pixels; 0: as they are; default: long side 1024, never enlarged"
 RESUME_HELP = "; what is there already is kept, so run it again after an interruption or for more images"
+TRAIN_HELP = "; the same command goes on after an interruption, and says so when the run is finished"
 UPRIGHT_HELP = (
     "turn IMAGE1 counter-clockwise by 0, 90, 180 or 270; auto: try all if the match is weak; default %(default)s"
 )
@@ -133,6 +172,12 @@ def _extraction(add: Any) -> None:
     add("--side", default="long", choices=("long", "short"), help="the side that --resize means; default %(default)s")
     add("--extractor-weights", metavar="PATH", type=Path, help="extractor weights from this file")
     add("--max-pixels", type=int, default=200_000_000, metavar="N", help="refuse larger images; default %(default)s")
+    add("--device", default="auto", help="a torch device; auto: CUDA when there is one")
+
+
+def _inference(add: Any) -> None:
+    add("--size", nargs="+", default=[], metavar="N", help="image sizes, N or HxW; default: as it was trained")
+    add("--batch", type=int, default=32, metavar="N", help="images at a time; default %(default)s")
     add("--device", default="auto", help="a torch device; auto: CUDA when there is one")
 
 
@@ -180,6 +225,91 @@ def run_extract(options: argparse.Namespace) -> None:
         **_knobs(options),
     )
     print(f"{done} image{'s' * (done != 1)} in {options.out}" + (f", {bad} left out" if bad else ""))
+
+
+def run_train(options: argparse.Namespace) -> None:
+    _needs("lightning", "pydantic", "yaml")
+    from vispe import recipe
+    from vispe.train.classify import fit
+    from vispe.train.pretrain import PretrainRecipe, pretrain
+    from vispe.train.spec import ClassifyRecipe
+
+    out = options.out or Path("out") / options.recipe.stem
+    if options.resume and not (out / "run.json").is_file():
+        raise ValueError(f"there is no run to go on with in {str(out)!r}")
+    given = recipe.mapping(_recipe(options.recipe))
+    task = given.get("task", "classify")
+    if task == "classify":
+        fit(recipe.of(given, ClassifyRecipe, options.overrides), out)
+    elif task == "pretrain":
+        pretrain(recipe.of(given, PretrainRecipe, options.overrides), out)
+    else:
+        raise ValueError(f"task is classify or pretrain, got {task!r}")
+
+
+def run_ablate(options: argparse.Namespace) -> None:
+    _needs("lightning", "pydantic", "yaml")
+    from vispe import recipe
+    from vispe.train.ablate import AblateRecipe, ablate
+    from vispe.train.resolutions import ResolutionsRecipe, resolutions
+
+    out = options.out or Path("out") / options.recipe.stem
+    path = _recipe(options.recipe)
+    if "ways" in recipe.mapping(path):
+        resolutions(recipe.read(path, ResolutionsRecipe, options.overrides), out)
+    else:
+        ablate(recipe.read(path, AblateRecipe, options.overrides), out)
+
+
+def run_predict(options: argparse.Namespace) -> None:
+    from vispe.classifier import image_paths, load_classifier, predict, write_predictions
+    from vispe.features import pick_device
+
+    sizes = [_size(text) for text in options.size]
+    if len(sizes) > 1:
+        raise ValueError(f"predict looks at one --size, got {len(sizes)}")
+    with _busy("predicting"):
+        paths = image_paths(options.images)
+        classifier = load_classifier(options.checkpoint, pick_device(options.device))
+        size = sizes[0] if sizes else None
+        made = list(predict(classifier, paths, top=options.top, batch_size=options.batch, size=size))
+    good = [one for one in made if not one.problem]
+    if not good:
+        raise ValueError(made[0].problem)
+    if options.out is not None:
+        write_predictions(options.out, made)
+    else:
+        best = [", ".join(f"{name} {chance:.3f}" for name, chance in one.best) for one in good]
+        _print_rows([(one.path, line) for one, line in zip(good, best, strict=True)])
+    for one in made:
+        if one.problem:
+            _complain("vispe predict", one.problem)
+    if options.out is not None:
+        bad = len(made) - len(good)
+        print(f"wrote {options.out}: {len(good)} images" + (f", {bad} could not be read" if bad else ""))
+
+
+def run_evaluate(options: argparse.Namespace) -> None:
+    from vispe.classifier import evaluate, load_classifier
+    from vispe.data.classification import open_part
+    from vispe.features import pick_device
+    from vispe.files import write_json
+
+    classifier = load_classifier(options.checkpoint, pick_device(options.device))
+    images = open_part(options.data, classifier.classes)
+    rows, told = [("size", "images", "accuracy", "top 5", "images/s")], []
+    for size in [_size(text) for text in options.size] or [classifier.size]:
+        with _busy(f"evaluating at {size[0]} x {size[1]}"):
+            tally, timing = evaluate(classifier, images, size, batch_size=options.batch)
+        numbers = tally.summary()
+        top = (f"{numbers['accuracy']:.4f}", f"{numbers['top5']:.4f}", f"{timing['images_per_second']:.1f}")
+        rows.append((f"{size[0]}x{size[1]}", str(len(images)), *top))
+        per_class = dict(zip(classifier.classes, tally.per_class(), strict=True))
+        told.append({"size": list(size), **numbers, **timing, "per_class": per_class})
+    _print_rows(rows)
+    if options.out is not None:
+        write_json(options.out, {"checkpoint": str(options.checkpoint), "data": str(options.data), "results": told})
+        print(f"wrote {options.out}")
 
 
 def run_list(options: argparse.Namespace) -> None:
@@ -288,6 +418,32 @@ def _camera(option: str, given: str | None) -> tuple[float, ...] | None:
     except ValueError:
         raise ValueError(f"{option} takes four numbers FX,FY,CX,CY in pixels, got {given!r}") from None
     return fx, fy, cx, cy
+
+
+def _recipe(path: Path) -> Path:
+    """``path``, or the shipped recipe of that name: ``configs/...`` is there without a checkout too."""
+    from vispe.paths import shared
+
+    if not path.exists() and path.parts[:1] == ("configs",):
+        shipped = shared("configs").joinpath(*path.parts[1:])
+        return shipped if shipped.is_file() else path
+    return path
+
+
+def _needs(*libraries: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"this needs {', '.join(missing)}: pip install 'vispe[train]'")
+
+
+def _size(text: str) -> tuple[int, int]:
+    """``"384"`` or ``"224x448"`` (h x w)."""
+    parts = text.lower().split("x")
+    if not all(part.isdigit() and int(part) for part in parts) or len(parts) > 2:
+        raise ValueError(f"--size is N or HxW in pixels, got {text!r}")
+    return int(parts[0]), int(parts[-1])
 
 
 def _counts(found: Matches) -> list[tuple[str, str]]:

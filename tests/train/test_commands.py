@@ -1,0 +1,139 @@
+"""train, predict and evaluate as a person meets them: what they print, and one line for every mistake."""
+
+import csv
+import json
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.train.conftest import TINY, write_images
+from vispe import cli
+
+
+def vispe_(*words):
+    """The command in this process; its exit code, also when argparse ends it."""
+    try:
+        return cli.main([str(word) for word in words])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Images, a recipe, and the run of it."""
+    folder = tmp_path_factory.mktemp("place with spaces é")
+    root = write_images(folder / "photos")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "data": {"root": str(root)}}))
+    assert vispe_("train", folder / "tiny.yaml", "--out", folder / "run", "train.epochs=2", "evaluate_at=[24]") == 0
+    return folder
+
+
+@pytest.fixture
+def complaint(capfd):
+    def complain(*words):
+        capfd.readouterr()
+        assert vispe_(*words) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        return err
+
+    return complain
+
+
+def test_train_says_what_it_did(place, capfd):
+    again = ("train", place / "tiny.yaml", "train.epochs=2", "evaluate_at=[24]", "--out", place / "run")
+    assert vispe_(*again) == 0
+    assert "this run is finished" in capfd.readouterr().out
+    assert (place / "run" / "curves.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.foo=1"], "there is no train.foo; train has epochs, batch_size"),
+        (["train.lr=fast"], "train.lr must be a valid number, got 'fast'"),
+        (["model.heads=5"], "5 heads do not divide the width 24"),
+        (["data.root=/nowhere"], "there is no folder or zip '/nowhere'"),
+        (["train.batch_size=64"], "40 training images are fewer than a batch of 64"),
+        (["--resume"], "there is no run to go on with"),
+        (["--what"], "unrecognized arguments: --what"),
+        (["run.accelerator=tpu"], "run.accelerator must be 'auto', 'cpu' or 'gpu', got 'tpu'"),
+    ],
+)
+def test_mistakes_of_training(place, tmp_path, complaint, words, said):
+    assert said in complaint("train", place / "tiny.yaml", *words, "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+def test_recipes_that_are_not_there(tmp_path, complaint):
+    assert "none.yaml" in complaint("train", tmp_path / "none.yaml")
+    assert "configs/classify/none.yaml" in complaint("train", "configs/classify/none.yaml")
+
+
+def test_another_recipe_in_the_same_folder(place, complaint):
+    said = complaint("train", place / "tiny.yaml", "train.epochs=4", "--out", place / "run")
+    assert "holds a run of another recipe" in said
+
+
+@pytest.mark.parametrize("what", ["corrupt", "empty", "single"])
+def test_data_that_cannot_be_trained_on(place, tmp_path, complaint, what):
+    root = write_images(tmp_path / "d")
+    if what == "corrupt":
+        (root / "val" / "cold" / "2.png").write_bytes((root / "val" / "cold" / "2.png").read_bytes()[:300])
+    else:
+        for part in ("train", "val"):
+            for path in (root / part / "warm").iterdir():
+                path.unlink()
+            if what == "single":
+                (root / part / "warm").rmdir()
+    said = complaint("train", place / "tiny.yaml", f"data.root={root}", "--out", tmp_path / "run")
+    assert {"corrupt": "val/cold/2.png", "empty": "has no images", "single": "single class"}[what] in said
+
+
+# --- with the checkpoint ----------------------------------------------------------------------------------------------
+
+
+def test_predict_a_folder_with_a_broken_image(place, tmp_path, capfd):
+    write_images(tmp_path / "new", train=2, val=1)
+    (tmp_path / "new" / "a.jpg").write_text("junk")
+    assert vispe_("predict", place / "run", tmp_path / "new", "--out", tmp_path / "p.csv", "--top", 1) == 0
+    out, err = capfd.readouterr()
+    assert f"wrote {tmp_path / 'p.csv'}: 6 images, 1 could not be read" in out
+    assert "a.jpg" in err
+    rows = list(csv.DictReader((tmp_path / "p.csv").open(encoding="utf-8")))
+    assert [bool(row["problem"]) for row in rows] == [True] + [False] * 6
+    assert {row["class_1"] for row in rows[1:]} <= {"cold", "warm"}
+
+
+def test_predict_prints_without_a_file(place, tmp_path, capfd):
+    Image.new("RGB", (20, 20), (0, 0, 255)).save(tmp_path / "x.png")
+    assert vispe_("predict", place / "run" / "best.safetensors", tmp_path / "x.png", "--size", "24x16") == 0
+    out = capfd.readouterr().out
+    assert out.startswith(f"{tmp_path / 'x.png'}  ")
+    assert "cold 0." in out
+    assert "warm 0." in out
+
+
+def test_evaluate_agrees_with_the_report(place, tmp_path, capfd):
+    words = ("--data", place / "photos", "--size", "16", "24", "--out", tmp_path / "e.json")
+    assert vispe_("evaluate", "classify", place / "run", *words) == 0
+    assert "16x16" in capfd.readouterr().out
+    told = json.loads((tmp_path / "e.json").read_text())["results"]
+    report = json.loads((place / "run" / "report.json").read_text())["results"]
+    assert [entry["accuracy"] for entry in told] == [entry["accuracy"] for entry in report]
+
+
+def test_mistakes_with_a_checkpoint(place, tmp_path, complaint):
+    image = tmp_path / "x.png"
+    Image.new("RGB", (20, 20)).save(image)
+    (tmp_path / "junk.png").write_text("junk")
+    assert "there is no checkpoint" in complaint("predict", tmp_path / "none.safetensors", image)
+    assert "is not a .safetensors file" in complaint("predict", place / "run" / "run.json", image)
+    assert "holds no last.safetensors" in complaint("predict", tmp_path, image)
+    assert "junk.png" in complaint("predict", place / "run", tmp_path / "junk.png")
+    assert "--size is N or HxW in pixels, got '3x'" in complaint("predict", place / "run", image, "--size", "3x")
+    assert "17" in complaint("predict", place / "run", image, "--size", "17")
+    assert "device 'cud'" in complaint("predict", place / "run", image, "--device", "cud")
+    assert "there is no folder or zip" in complaint("evaluate", "classify", place / "run", "--data", tmp_path / "no")

@@ -1,0 +1,111 @@
+"""What Lightning feeds on: images that were looked through, and this process's part of their order."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from vispe.data.augment import AugmentSpec
+from vispe.data.batches import EvalSet, Parts, Plan, Shares, TrainSet, in_memory, loader
+from vispe.data.classification import DataSpec, Images, open_data
+from vispe.data.verify import sound
+
+Say = Callable[[str], object]
+Opened = Callable[[DataSpec], tuple[Images, Images]]  # (training, validation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Images that were looked through; ``skipped``: a sentence for each that could not be read."""
+
+    train: Images
+    val: Images
+    skipped: tuple[str, ...] = ()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The counts of images, and a hash of their names and labels: equal when a run may go on with them."""
+        made: dict[str, Any] = {}
+        for part, images in (("train", self.train), ("val", self.val)):
+            names = "\n".join(f"{os.path.basename(images.name(i))} {int(images.labels[i])}" for i in range(len(images)))
+            made[part] = {"images": len(images), "sha256": hashlib.sha256(names.encode(errors="replace")).hexdigest()}
+        return made
+
+
+def open_checked(spec: DataSpec, say: Say = print, opened: Opened = open_data) -> Data:
+    """The images that ``opened`` gives, each decoded once (now or before), small ones of one size held in memory."""
+    parts: list[Images] = []
+    skipped: list[str] = []
+    for images in opened(spec):
+        with _looking_through(len(images)) as progress:
+            images, broken = sound(images, spec.corrupt, progress)
+        skipped += broken
+        parts.append(in_memory(images) if spec.memory == "auto" else images)
+    if skipped:
+        what = "1 image cannot be read and is" if len(skipped) == 1 else f"{len(skipped)} images cannot be read and are"
+        say(f"{what} left out")
+    return Data(parts[0], parts[1], tuple(skipped))
+
+
+@contextmanager
+def _looking_through(count: int) -> Iterator[Callable[[int, int], object] | None]:
+    """Progress of decoding ``count`` images, on stderr of the first process."""
+    if not first_process():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("looking through the images", total=count)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def first_process() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return getattr(rank_zero_only, "rank", None) in (0, None)
+
+
+class Loaders(pl.LightningDataModule):
+    """Training images in ``plan``'s order and validation images, both at ``size`` (h, w)."""
+
+    def __init__(
+        self, train: Images, val: Images, augment: AugmentSpec, size: tuple[int, int], plan: Plan, workers: int
+    ) -> None:
+        super().__init__()
+        self.plan, self.workers = plan, workers
+        self.train_set = TrainSet(train, augment, size, plan.seed)
+        self.val_set = EvalSet(val, size, augment.eval_crop)
+
+    def train_dataloader(self) -> Any:
+        """From ``global_step``: 0, or what a checkpoint has restored."""
+        assert self.trainer is not None
+        assert self.trainer.world_size == self.plan.world, (self.trainer.world_size, self.plan.world)
+        return loader(self.train_set, Parts(self._own(), self.trainer.global_step), self.workers, self._pinned)
+
+    def val_dataloader(self) -> Any:
+        plan = self._own()
+        batch_size = max(plan.batch_size // (plan.world * plan.accumulate), 1)
+        shares = Shares(len(self.val_set), batch_size, plan.world, plan.rank)
+        return loader(self.val_set, shares, self.workers, self._pinned)
+
+    def _own(self) -> Plan:
+        assert self.trainer is not None
+        return dataclasses.replace(self.plan, rank=self.trainer.global_rank)
+
+    @property
+    def _pinned(self) -> bool:
+        assert self.trainer is not None
+        return self.trainer.strategy.root_device.type == "cuda"
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,17 @@
+"""The learning rate over a run: a linear warm-up, then half a cosine. Stepped per update; a function of its number."""
+
+from __future__ import annotations
+
+import math
+
+
+def factor(update: int, *, warmup: int, total: int, final: float) -> float:
+    """What the learning rate is multiplied by at ``update`` (from 0) of ``total``.
+
+    ``(update + 1) / warmup`` for the first ``warmup`` updates, then ``final + (1 - final) (1 + cos(pi t)) / 2`` with
+    ``t`` from 0 towards 1 over the others.
+    """
+    if update < warmup:
+        return (update + 1) / warmup
+    t = min((update - warmup) / max(total - warmup, 1), 1.0)
+    return final + (1 - final) * (1 + math.cos(math.pi * t)) / 2

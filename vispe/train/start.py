@@ -1,0 +1,78 @@
+"""The model that a recipe starts from: fresh, published or from a file, at another resolution if need be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from vispe import recipe as recipes
+from vispe.classifier import Classifier, load_classifier
+from vispe.models import home
+from vispe.train.spec import ModelSpec
+from vispe.weights import build, load
+
+
+def fresh_model(given: ModelSpec, classes: int) -> nn.Module:
+    """The recipe's model, its weights drawn from torch's CPU generator; ``ValueError`` for a wrong name or knob."""
+    return build(given.name, **model_overrides(given), num_classes=classes)
+
+
+def starting_model(given: ModelSpec, classes: int) -> tuple[nn.Module, list[str]]:
+    """The recipe's model with the weights it asks for, and a sentence for each that is resampled, dropped or fresh.
+
+    A file that ``fit`` wrote says itself at which size its positions are; for others ``source_size`` does.
+    """
+    if given.weights == "fresh":
+        return fresh_model(given, classes), []
+    trained = _trained(given.weights)
+    if trained is not None:
+        return _adapted(fresh_model(given, classes), trained, given.weights)
+    weights = None if given.weights == "published" else given.weights
+    overrides = {**model_overrides(given), "num_classes": classes}
+    model = load(given.name, weights, given.origin, given.source_size, **overrides)
+    return model, list(model.report)  # type: ignore[arg-type]
+
+
+def _trained(weights: str) -> Classifier | None:
+    """The classifier in a file or run of ``fit``; None for other weights."""
+    try:
+        return None if weights == "published" else load_classifier(weights)
+    except ValueError:
+        return None
+
+
+def _adapted(model: nn.Module, trained: Classifier, weights: str) -> tuple[nn.Module, list[str]]:
+    try:
+        state = model.adapt(trained.model.state_dict(), trained.model.spec)  # type: ignore[operator]
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        said = " ".join(str(error).splitlines()[1:2]).strip()
+        raise ValueError(f"{weights!r} holds a {trained.name} of another shape: {said}") from None
+    return model, list(model.report)  # type: ignore[arg-type]
+
+
+def model_overrides(given: ModelSpec) -> dict[str, Any]:
+    """The knobs for the model's own spec, checked against its types; ``ValueError`` names an unknown or wrong one."""
+    spec = variant(given)
+    if not hasattr(spec, "image_size") or not hasattr(spec, "num_classes"):
+        raise ValueError(f"{given.name} is no image classifier")
+    return checked_knobs(given, spec)
+
+
+def variant(given: ModelSpec) -> Any:
+    """The spec of the named variant; ``ValueError`` for an unknown name."""
+    return home(given.name).VARIANTS[given.name.partition(".")[0]]
+
+
+def checked_knobs(given: ModelSpec, spec: Any) -> dict[str, Any]:
+    """The recipe's knobs as the types of ``spec``, the variant's own; ``ValueError`` names an unknown or wrong one."""
+    types, made = recipes.field_types(type(spec)), dict(given.spec)
+    spec.but(**{name: getattr(spec, name, None) for name in made})  # refuses unknown names
+    for name, value in made.items():
+        if name == "image_size" and isinstance(value, int):
+            made[name] = (value, value)
+        elif name != "position":  # its line or mapping is the spec's own business
+            made[name] = recipes.typed(value, types[name], f"model.{name}")
+    spec.but(**made)
+    return made
