@@ -59,6 +59,8 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _complain(who: str, what: object) -> int:
     """One line on stderr, whatever the message holds; the exit code of a mistake."""
+    if isinstance(what, OSError) and what.strerror and what.filename is not None:  # without its number
+        what = f"{what.filename}: {what.strerror.lower()}"
     print(f"{who}: {' '.join(str(what).splitlines()) or type(what).__name__}", file=sys.stderr)
     return 2
 
@@ -107,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     add("--skip-bad", action="store_true", help="report images that cannot be read and go on without them")
     add("--out", type=Path, required=True, metavar="FILE.h5", help="the file to write or to extend")
 
-    add = command("train", run_train, "train an image classifier by a recipe", TRAIN_HELP)
+    add = command("train", run_train, "train a classifier, or pre-train an autoencoder, by a recipe", TRAIN_HELP)
     add("recipe", metavar="RECIPE.yaml", type=Path)
     add(
         "overrides", metavar="key=value", nargs="*", help="on top of the recipe, such as train.lr=1e-4 data.root=photos"

@@ -300,7 +300,7 @@ def test_shipped_recipes_are_valid_and_say_their_command(path):
 
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path, photos):
-    """DDP over gloo: the same curve as one process with the whole batch; the last of seven validation images shares its part with padding."""
+    """DDP over gloo: the curve of one process with the whole batch; an odd number of validation images is padded."""
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump({**TINY, "data": {"root": str(photos), "val_limit": 7}}))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "VISPE_CACHE": str(tmp_path / "cache")}
