@@ -220,7 +220,10 @@ def test_drop_path_rises_with_depth_and_acts_in_training_only():
 # --- compiled and exported --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["table", "axial", "table + mixed", "swin", "shaw", "peg"])
+COMPILED = ["table", "row_column", "factorised", "axial", "table + mixed", "swin", "decomposed", "shaw", "alibi", "peg"]
+
+
+@pytest.mark.parametrize("line", COMPILED)
 @torch.no_grad()
 def test_compiled_twice_at_most_whatever_the_sizes(line):
     """Once for the table's own grid and once for every other."""

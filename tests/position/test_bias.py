@@ -545,6 +545,7 @@ def test_one_compiled_program_serves_every_size(request):
     """A grid with a side of the trained window would be a second program: that table is taken unresized."""
     if request.config.getoption("jaxtyping_packages", None):
         pytest.skip("compilers cannot trace enforced annotations")
+    torch._dynamo.reset()  # what other tests compiled in this process would count
     model, graphs = drawn(TwoGrids()), CompileCounterWithBackend("inductor")
     compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
     for grid in [(3, 5), (7, 6), (5, 5), (2, 9)]:

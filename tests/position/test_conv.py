@@ -173,6 +173,7 @@ def test_one_trace_serves_every_grid_and_compiles(request):
     """One trace; inductor's own lowering of a convolution takes sizes as constants and makes a kernel for each grid."""
     if request.config.getoption("jaxtyping_packages", None):
         pytest.skip("compilers cannot trace enforced annotations")
+    torch._dynamo.reset()  # what other tests compiled in this process would count
     model, traces = Both().eval(), CompileCounter()
     traced = torch.compile(model, backend=traces, fullgraph=True, dynamic=True)
     for h, w in [(3, 5), (6, 4), (4, 4)]:

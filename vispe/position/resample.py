@@ -100,8 +100,11 @@ def resample_cells(
     h, w = cells.shape[-3:-1]
     if not cells.is_floating_point():
         raise ValueError(f"a table holds floating point numbers, got {cells.dtype}")
-    if same((h, w), target):
-        return cells
+    return cells if same((h, w), target) else _moved(cells, target, recipe)
+
+
+def _moved(cells: Float[Tensor, "*b h w d"], target: Grid, recipe: ResampleRecipe) -> Float[Tensor, "*b new_h new_w d"]:
+    h, w = cells.shape[-3:-1]
     if _sparse(recipe, cells):
         x = at_least_float32(cells).reshape(math.prod(cells.shape[:-3]), h, w, cells.shape[-1]).permute(0, 3, 1, 2)
         moved = _reference(x, target, recipe).permute(0, 2, 3, 1)
@@ -115,8 +118,13 @@ def resample_cells(
 
 
 def resample_line(table: Float[Tensor, "*b n d"], target: Count, recipe: ResampleRecipe) -> Float[Tensor, "*b m d"]:
-    """A table along one axis, ``[..., n, d]`` -> ``[..., target, d]`` (SAM's rel_pos, NaFlex's factorised tables)."""
-    return resample_cells(table.unsqueeze(-2), (target, 1), recipe).squeeze(-2)
+    """A table along one axis, ``[..., n, d]`` -> ``[..., target, d]`` (SAM's rel_pos, NaFlex's factorised tables).
+
+    Compiled, an equal length is no case of its own (its matrix is the identity): two axes would make four programs.
+    """
+    plain = not recipe.offset and recipe.kernel != "geometric"
+    how = _moved if plain and torch.compiler.is_compiling() else resample_cells
+    return how(table.unsqueeze(-2), (target, 1), recipe).squeeze(-2)
 
 
 def resample_bias(
