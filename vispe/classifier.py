@@ -216,6 +216,8 @@ def evaluate(
 
     ``ValueError`` when patches do not tile ``size``; ``ImageError`` names an image that cannot be read.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is at least 1, got {batch_size}")
     device = next(classifier.model.parameters()).device
     tally, spent = Tally(len(classifier.classes), device), 0.0
     brought = loader(EvalSet(images, size, classifier.eval_crop), Shares(len(images), batch_size), workers)

@@ -204,7 +204,10 @@ def patch_grid(size: Grid, patch: Grid) -> Grid:
     check_grid(size, "image size")
     check_grid(patch, "patch size")
     if size[0] % patch[0] or size[1] % patch[1]:
-        raise ValueError(f"an image of (h, w) = {size} is not a whole number of patches of (h, w) = {patch}")
+        h, w = (max(round(side / cell), 1) * cell for side, cell in zip(size, patch, strict=True))
+        raise ValueError(
+            f"an image of (h, w) = {size} is not a whole number of patches of (h, w) = {patch}; the nearest is {(h, w)}"
+        )
     return size[0] // patch[0], size[1] // patch[1]
 
 

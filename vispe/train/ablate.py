@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import signal
 import statistics
 import sys
 import threading
@@ -115,26 +116,29 @@ def reports(
 
     The first that fails stops the rest.
     """
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _quiet, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _quiet, (threads, os.getpid())) as pool:
         running = {pool.submit(_one, *task): key for key, task in tasks.items()}
         try:
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BaseException:
+            for process in list(pool._processes.values()):  # they would finish the runs they are at first
+                process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _quiet(threads: int) -> None:
+def _quiet(threads: int, leader: int) -> None:
     """In each worker: its share of the threads, no progress bars of its own, an end when who started it ends."""
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader is told too, and ends this process
+    threading.Thread(target=_end_with, args=(leader,), daemon=True).start()
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with(leader: int) -> None:
+    while os.getppid() == leader:
         time.sleep(1)
     os._exit(1)
 
@@ -155,7 +159,7 @@ def _slug(line: str, seed: int) -> str:
 def summarise(recipe: AblateRecipe, found: dict[tuple[str, int], dict[tuple[int, int], float]]) -> dict[str, Any]:
     """Mean, lowest and highest accuracy of each position at each size, and whether it is apart from the best there.
 
-    Apart: its highest seed is below the lowest seed of the best.
+    Apart: its highest seed is below the lowest seed of the best. One seed has no spread, and nothing is apart.
     """
     sizes = recipe.sizes()
     rows: dict[str, list[dict[str, Any]]] = {line: [] for line in recipe.positions}
@@ -170,7 +174,7 @@ def summarise(recipe: AblateRecipe, found: dict[tuple[str, int], dict[tuple[int,
                     "low": min(values),
                     "high": max(values),
                     "best": line == best,
-                    "apart": max(values) < min(seen[best]),
+                    "apart": len(values) > 1 and max(values) < min(seen[best]),
                     "seeds": values,
                 }
             )
@@ -185,10 +189,13 @@ def table(summary: dict[str, Any]) -> str:
     for name, cells in summary["positions"].items():
         lines.append("| " + " | ".join([name, *map(_cell, cells)]) + " |")
     seeds = len(summary["recipe"]["seeds"])
+    told = (
+        f"Accuracy in percent, mean of {seeds} seeds (lowest to highest). Bold: the best at that size, and what is "
+        "within its spread: no difference is claimed among those."
+    )
     lines += [
         "",
-        f"Accuracy in percent, mean of {seeds} seeds (lowest to highest). Bold: the best at that size, and what is "
-        "within its spread: no difference is claimed among those.",
+        told if seeds > 1 else "Accuracy in percent of one seed: without a spread no difference is claimed.",
         "",
         "Published, for comparison of the order only:",
         *(f"- {anchor}" for anchor in summary["anchors"]),
@@ -199,6 +206,8 @@ def table(summary: dict[str, Any]) -> str:
 
 def _cell(cell: dict[str, Any]) -> str:
     mean, low, high = (f"{100 * cell[key]:.1f}" for key in ("mean", "low", "high"))
+    if len(cell["seeds"]) == 1:
+        return mean
     return f"{mean} ({low} to {high})" if cell["apart"] else f"**{mean}** ({low} to {high})"
 
 
@@ -228,9 +237,8 @@ def draw(summary: dict[str, Any]) -> Figure:
         panel.spines[["top", "right"]].set_visible(False)
     for panel in list(axes)[len(rows) :]:
         panel.set_visible(False)
-    figure.suptitle(
-        "Accuracy in percent at test sizes in pixels; dotted: the training size", fontsize=10, x=0.01, ha="left"
-    )
+    title = "Accuracy in percent at test sizes in pixels. Band: the seeds; grey: the others; dotted: the training size"
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
 
 

@@ -148,7 +148,11 @@ class Run:
     def _trainer(self) -> pl.Trainer:
         train, where, plan = self.recipe.train, self.recipe.run, self.plan
         validation = plan.updates_per_epoch * train.validate_every
-        callbacks: list[Any] = [Record(train.log_every, train.batch_size), Progress(), self._keep()]
+        callbacks: list[Any] = [
+            Record(min(train.log_every, plan.updates_per_epoch), train.batch_size),
+            Progress(),
+            self._keep(),
+        ]
         if train.ema is not None:
             callbacks.append(Average(decay=train.ema))
         callbacks.append(Resume(self.folder, train.save_every, validation))

@@ -100,7 +100,7 @@ class Learning(pl.LightningModule):
             write_atomically(where, lambda temporary: save_file(held, temporary, about))
         what = f"the loss became {loss}" if not math.isfinite(loss) else f"the gradient's norm became {norm}"
         epoch = update // self.plan.updates_per_epoch
-        advice = "a lower train.lr, a longer warm-up or precision fp32 may help"
+        advice = "a lower train.lr, a longer warm-up or precision fp32 may help, in another --out"
         return f"{what} at update {update} (epoch {epoch}); the batch is in {os.fspath(where)!r}; {advice}"
 
     # --- the optimiser ---

@@ -85,6 +85,7 @@ def draw_curves(path: Path, rows: Sequence[Mapping[str, float]], updates_per_epo
     def draw(axes: Any, column: str, label: str, style: str = "-") -> None:
         points = [(row["update"] / updates_per_epoch, row[column]) for row in rows if column in row]
         if points:
+            style = f"o{style}" if len(points) < 3 and "o" not in style else style  # a line needs two points to be seen
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1.2, markersize=3)
 
     draw(loss, "loss", "training")

@@ -59,6 +59,8 @@ def resolutions(recipe: ResolutionsRecipe, out: str | os.PathLike[str], say: Say
     Also written: ``resolutions.md``, the table. What is finished is not run again.
     """
     folder = Path(out)
+    for size in map(pair, recipe.sizes):  # before the training, not after it
+        patch_grid(size, (recipe.base.model.spec.get("patch_size", 16),) * 2)
     start = fit(recipe.base, folder / "start", say=say)["results"][0]["accuracy"]
     trained = load_classifier(folder / "start" / "last.safetensors", "cpu")
     data = open_checked(recipe.base.data, say)

@@ -47,8 +47,9 @@ def _adapted(model: nn.Module, trained: Classifier, weights: str) -> tuple[nn.Mo
         state = model.adapt(trained.model.state_dict(), trained.model.spec)  # type: ignore[operator]
         model.load_state_dict(state)
     except RuntimeError as error:
-        said = " ".join(str(error).splitlines()[1:2]).strip()
-        raise ValueError(f"{weights!r} holds a {trained.name} of another shape: {said}") from None
+        spec: Any = trained.model.spec
+        shape = f"patch_size {spec.patch_size}, width {spec.width}, depth {spec.depth}, heads {spec.heads}"
+        raise ValueError(f"{weights!r} holds a {trained.name} of another shape: {shape}") from error
     return model, list(model.report)  # type: ignore[arg-type]
 
 
