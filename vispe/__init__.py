@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vispe.classifier import load_classifier
     from vispe.features import Features, Look, extractor
     from vispe.matching import Matcher, Matches, match
     from vispe.models import list_models
@@ -23,10 +24,12 @@ _HOME = {
     "extractor": "vispe.features",
     "list_models": "vispe.models",
     "load": "vispe.weights",
+    "load_classifier": "vispe.classifier",
     "match": "vispe.matching",
 }
 __all__ = [
-    "Features", "Look", "Matcher", "Matches", "WeightsError", "build", "extractor", "list_models", "load", "match",
+    "Features", "Look", "Matcher", "Matches", "WeightsError", "build", "extractor", "list_models", "load",
+    "load_classifier", "match",
 ]  # fmt: skip
 
 

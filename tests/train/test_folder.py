@@ -56,3 +56,11 @@ def test_a_damaged_run(finished, tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         finished_report(tmp_path, finished[1])
     assert finished_report(tmp_path / "none", finished[1]) is None
+
+
+@pytest.mark.parametrize("name", ["report.json", "encoder.safetensors"])
+def test_somebody_elses_files_are_not_written_over(tiny, tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ValueError, match=name):
+        finished_report(tmp_path, tiny())
+    assert (tmp_path / name).read_text() == "precious"

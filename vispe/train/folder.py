@@ -11,11 +11,16 @@ from vispe.files import write_json
 from vispe.spec import Spec
 from vispe.train.callbacks import LAST, AtomicIO
 
+STALE = ("metrics.csv", "best.safetensors", "last.safetensors", "mae.safetensors", "encoder.safetensors")
+
 
 def finished_report(folder: Path, recipe: Spec) -> dict[str, Any] | None:
-    """The report of a finished run; ``ValueError`` when ``folder`` holds a run of another recipe."""
+    """The report of a finished run; ``ValueError`` when ``folder`` holds a run of another recipe, or other files."""
     earlier = _read_json(folder / "run.json")
     if earlier is None:
+        foreign = [name for name in (*STALE, "report.json") if (folder / name).exists()]
+        if foreign:  # it would be removed or written over
+            raise ValueError(f"{str(folder)!r} holds a {foreign[0]} of no run of ours; give --out another folder")
         return None
     other = recipes.difference(_decisive(earlier["recipe"]), _decisive(recipes.plain(recipe)))
     if other is not None:
@@ -38,7 +43,7 @@ def earlier_part(folder: Path, fingerprint: dict[str, Any]) -> dict[str, Any] | 
 def begin(folder: Path, told: dict[str, Any]) -> None:
     """Make the folder and its ``run.json``; what an earlier run left before its first checkpoint is removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in ("metrics.csv", "best.safetensors", "last.safetensors", "mae.safetensors", "encoder.safetensors"):
+    for stale in STALE:
         (folder / stale).unlink(missing_ok=True)
     write_json(folder / "run.json", told)
 
