@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vispe.classifier import load_classifier
     from vispe.features import Features, Look, extractor
     from vispe.matching import Matcher, Matches, match
     from vispe.models import list_models
