@@ -31,7 +31,11 @@ def test_pixels_and_labels(folder):
     assert len(fashion_mnist(folder, "val")[0]) == 3
 
 
-@pytest.mark.parametrize("data", [b"junk", gzip.compress(b"junk"), gzip.compress(bytes((0, 0, 8, 3)) + bytes(20)), b""])
+@pytest.mark.parametrize(
+    "data",
+    [b"junk", gzip.compress(b"junk"), gzip.compress(bytes((0, 0, 8, 3)) + bytes(20)), b""],
+    ids=["text", "packed text", "no idx", "empty"],
+)
 def test_damaged_files_are_named(folder, data):
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(data)
     with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz"):
