@@ -142,10 +142,8 @@ def test_exported_programs_and_copies_give_the_same_numbers():
 
 
 @pytest.mark.slow
-def test_one_compiled_program_serves_every_size(request):
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("compilers cannot trace enforced annotations")
-    torch._dynamo.reset()  # what other tests compiled in this process would count
+@pytest.mark.usefixtures("compilable")
+def test_one_compiled_program_serves_every_size():
     graphs = CompileCounterWithBackend("inductor")
     compiled = torch.compile(Biases(), backend=graphs, fullgraph=True, dynamic=True)
     for shape in [(3, 5), (7, 2), (6, 6)]:

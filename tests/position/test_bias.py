@@ -540,11 +540,9 @@ def test_exported_programs_give_the_same_numbers():
 
 
 @pytest.mark.slow
-def test_one_compiled_program_serves_every_size(request):
+@pytest.mark.usefixtures("compilable")
+def test_one_compiled_program_serves_every_size():
     """A grid with a side of the trained window would be a second program: that table is taken unresized."""
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("compilers cannot trace enforced annotations")
-    torch._dynamo.reset()
     model = drawn(TwoGrids())
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     compiled(queries(3, 5), (3, 5))

@@ -169,11 +169,9 @@ def test_half_precision_is_near_and_keeps_its_dtype(dtype):
 
 
 @pytest.mark.slow
-def test_one_trace_serves_every_grid_and_compiles(request):
+@pytest.mark.usefixtures("compilable")
+def test_one_trace_serves_every_grid_and_compiles():
     """One trace; inductor's own lowering of a convolution takes sizes as constants and makes a kernel for each grid."""
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("compilers cannot trace enforced annotations")
-    torch._dynamo.reset()  # what other tests compiled in this process would count
     model, traces = Both().eval(), CompileCounter()
     traced = torch.compile(model, backend=traces, fullgraph=True, dynamic=True)
     for h, w in [(3, 5), (6, 4), (4, 4)]:

@@ -329,13 +329,6 @@ def test_exports_for_every_size(name):
         torch.testing.assert_close(program(torch.zeros(*grid)), model(torch.zeros(*grid)), atol=1e-6, rtol=1e-6)
 
 
-@pytest.fixture
-def compilable(request):
-    """Skips where annotations are enforced: a compiler cannot trace the checks."""
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("annotations are enforced, and a compiler cannot trace the checks")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("compilable")
 @pytest.mark.parametrize("name", BUILD)

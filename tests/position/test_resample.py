@@ -435,13 +435,6 @@ class Added(torch.nn.Module):
 GRIDS = [(5, 6), (4, 3), (8, 8), (2, 9), (3, 4), (7, 2)]  # the fifth is the table's own
 
 
-@pytest.fixture
-def compilable(request):
-    """Skips where annotations are enforced: a compiler cannot trace the checks."""
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("annotations are enforced, and a compiler cannot trace the checks")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("compilable")
 @pytest.mark.parametrize("name", RECIPES)

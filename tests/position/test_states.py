@@ -328,14 +328,6 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def compilable(request):
-    """Skips where annotations are enforced: a compiler cannot trace the checks."""
-    if request.config.getoption("jaxtyping_packages", None):
-        pytest.skip("annotations are enforced, and a compiler cannot trace the checks")
-    torch._dynamo.reset()
-
-
 every = pytest.mark.parametrize("name", CASES)
 TRAINED = [name for name, case in CASES.items() if case.build is not nn.Identity and name != "random Fourier"]
 

@@ -247,8 +247,8 @@ def _reference(x: Float[Tensor, "b c h w"], size: Grid, recipe: ResampleRecipe) 
 
 def _sparse(recipe: ResampleRecipe, like: Tensor) -> bool:
     """Whether the reference call itself, eager on the CPU, is the fastest: it reads four cells where the matrices read
-    a row and a column. Its backward with dynamic sizes, and on a GPU its order of sums, are fine: no compiler, no CUDA
-    comes here."""
+    a row and a column. Compilers get the matrices, one program for all sizes; so do GPUs, where its backward adds in
+    no fixed order."""
     plain = recipe.kernel == "linear" and not recipe.antialias
     return plain and like.device.type == "cpu" and not torch.compiler.is_compiling()
 

@@ -28,6 +28,7 @@ from vispe.layers.sockets import PositionSpec
 from vispe.recipe import plain
 from vispe.spec import Spec
 from vispe.train.loaders import Say
+from vispe.train.report import write_figure
 from vispe.train.spec import ClassifyRecipe, pair
 
 if TYPE_CHECKING:
@@ -100,11 +101,10 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
     write_json(folder / "ablation.json", summary)
     text = table(summary)
     write_atomically(folder / "ablation.md", lambda path: path.write_text(text, encoding="utf-8"))
-    _save(draw(summary), folder / "ablation.png")
+    write_figure(draw(summary), folder / "ablation.png")
     if "table" in recipe.positions:
-        _save(
-            draw_table(folder / _slug("table", recipe.seeds[0]) / "last.safetensors"), folder / "table_similarity.png"
-        )
+        trained = folder / _slug("table", recipe.seeds[0]) / "last.safetensors"
+        write_figure(draw_table(trained), folder / "table_similarity.png")
     say(text)
     return summary
 
@@ -263,7 +263,3 @@ def draw_table(checkpoint: Path) -> Figure:
     figure.colorbar(image, ax=panels, shrink=0.7, label="cosine similarity")
     figure.suptitle("The learned table: each cell with all others", fontsize=10)
     return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

@@ -40,7 +40,7 @@ from vispe.train.folder import finished_report
 from vispe.train.loaders import Data, Say, open_checked
 from vispe.train.module import Learning
 from vispe.train.report import draw_curves, peak_memory
-from vispe.train.spec import ModelSpec, RunSpec, TrainSpec
+from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
 from vispe.train.start import checked_knobs, variant
 from vispe.weights import build, load
 
@@ -97,8 +97,7 @@ class PretrainRecipe(Spec):
     run: RunSpec = dataclasses.field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        if self.train.ema is not None and self.run.strategy == "fsdp":
-            raise ValueError("train.ema averages whole weights, which fsdp never has in one place: use ddp, or no ema")
+        check_together(self.train, self.run)
 
 
 def pretrain(

@@ -73,7 +73,7 @@ def draw_confusion(path: Path, confusion: torch.Tensor, classes: Sequence[str]) 
             for j in range(count):
                 colour = "white" if part[i, j] > 0.5 else "#444444"
                 axes.text(j, i, f"{part[i, j]:.2f}", ha="center", va="center", fontsize=6.5, color=colour)
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def draw_curves(path: Path, rows: Sequence[Mapping[str, float]], updates_per_epoch: int) -> None:
@@ -101,7 +101,7 @@ def draw_curves(path: Path, rows: Sequence[Mapping[str, float]], updates_per_epo
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False)
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def _short(name: str) -> str:
@@ -117,5 +117,6 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _write(figure: Any, path: Path) -> None:
+def write_figure(figure: Any, path: Path) -> None:
+    """As a PNG that is whole or not there."""
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

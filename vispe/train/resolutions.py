@@ -93,7 +93,8 @@ def resolutions(recipe: ResolutionsRecipe, out: str | os.PathLike[str], say: Say
 def moved(trained: Classifier, size: tuple[int, int], way: str) -> Any:
     """The model for images of ``size``, everything kept but the table, which is read in this ``way``."""
     spec: Any = trained.model.spec
-    model: Any = build(trained.name, **{**_knobs(spec), "image_size": size})
+    knobs = {name: getattr(spec, name) for name in spec.names()}
+    model: Any = build(trained.name, **{**knobs, "image_size": size})
     state = dict(trained.model.state_dict())
     target = patch_grid(size, (spec.patch_size,) * 2)
     state[TABLE] = _read(state[TABLE], spec.grid, target, way, spec.rows, model.state_dict()[TABLE])
@@ -109,10 +110,6 @@ def _read(table: Tensor, source: Grid, target: Grid, way: str, prefix: int, fres
     if way == "square root guessed":
         return resample(table, square_grid(len(table), prefix), target, RECIPES["timm"], prefix)
     return resample(table, source, target, RECIPES[way], prefix)
-
-
-def _knobs(spec: Any) -> dict[str, Any]:
-    return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
 
 
 def _tuning(recipe: ResolutionsRecipe, size: tuple[int, int], weights: Path) -> ClassifyRecipe:

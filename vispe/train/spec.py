@@ -115,8 +115,13 @@ class ClassifyRecipe(Spec):
     evaluate_at: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.train.ema is not None and self.run.strategy == "fsdp":
-            raise ValueError("train.ema averages whole weights, which fsdp never has in one place: use ddp, or no ema")
+        check_together(self.train, self.run)
+
+
+def check_together(train: TrainSpec, run: RunSpec) -> None:
+    """``ValueError`` for what a training and the place it runs at cannot both have."""
+    if train.ema is not None and run.strategy == "fsdp":
+        raise ValueError("train.ema averages whole weights, which fsdp never has in one place: use ddp, or no ema")
 
 
 def pair(size: Size) -> tuple[int, int]:
