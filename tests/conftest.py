@@ -1,5 +1,5 @@
-"""What the tests share: real photographs from scikit-image, pairs made from them, features, and where measured data may
-lie."""
+"""What the tests share: the command, real photographs from scikit-image, pairs made from them, features, and where
+measured data may lie."""
 
 from __future__ import annotations
 
@@ -16,6 +16,36 @@ from hypothesis import settings
 torch.set_num_threads(1)  # the runner starts a worker for each core instead: threads that wait for each other stall
 settings.register_profile("vispe", deadline=None)
 settings.load_profile("vispe")
+
+
+def vispe_(*words: object) -> int | str | None:
+    """The command in this process; its exit code, also when argparse ends it."""
+    from vispe import cli
+
+    try:
+        return cli.main([str(word) for word in words])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.fixture
+def complaint(tmp_path, capfd, monkeypatch):
+    """``complaint(*words)`` runs a command that must fail: it returns its one line; nothing is left in its folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def complain(*words: object) -> str:
+        capfd.readouterr()
+        before = sorted(tmp_path.rglob("*"))
+        assert vispe_(*words) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.endswith("\n")
+        assert len(err.splitlines()) == 1, err
+        assert "Traceback" not in err
+        assert sorted(tmp_path.rglob("*")) == before
+        return err
+
+    return complain
 
 
 def photograph(name: str) -> torch.Tensor:

@@ -176,7 +176,7 @@ def test_matching_and_drawing_leave_everything_as_it_was(tmp_path):
         + """
 import vispe
 from pathlib import Path
-from vispe.cli import write
+from vispe.commands.matching import write
 image = torch.rand(3, 96, 128, generator=torch.Generator().manual_seed(0))
 for extractor, matcher in (("aliked_n16", "lightglue"), ("sift", "mutual_nn")):
     matcher = vispe.Matcher(extractor, matcher, max_keypoints=64)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from vispe import cli
 from vispe.panels import GRID, NO_GRID, PANELS, QUERY, field
 from vispe.plots import (
     decay,
@@ -220,58 +219,3 @@ assert before == settings() and torch.equal(generator, torch.get_rng_state()) an
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """One quick figure instead of all."""
-    monkeypatch.setattr("vispe.plots.similarity", lambda basis: decay(dim=8, reach=4))
-    monkeypatch.setattr("vispe.plots.resampling", lambda: decay(dim=8, reach=4))
-
-
-@needs_package
-def test_the_command_says_what_it_wrote(tmp_path, capsys, small):
-    out = tmp_path / "new" / "folder"
-    assert cli.main(["plot", "encodings", "--out", str(out), "--format", "svg"]) == 0
-    wanted = f"wrote {out / 'similarity.svg'}, resampling.svg, decay.svg, learned_basis.svg\n"
-    assert capsys.readouterr().out == wanted
-    assert len(os.listdir(out)) == 4
-
-
-def test_without_the_weights_it_says_so_and_draws_the_others(tmp_path, capfd, monkeypatch, small):
-    import vispe
-
-    def nowhere(name):
-        raise vispe.WeightsError(f"the weights of {name} are not on this machine\nand so on")
-
-    monkeypatch.setattr("vispe.weights.load", nowhere)
-    assert cli.main(["plot", "encodings", "--out", str(tmp_path)]) == 0
-    out, err = capfd.readouterr()
-    assert out == f"wrote {tmp_path / 'similarity.png'}, resampling.png, decay.png\n"
-    assert err.startswith("vispe plot: learned_basis is left out: the weights of lightglue_aliked are not")
-    assert len(err.splitlines()) == 1
-    assert sorted(os.listdir(tmp_path)) == ["decay.png", "resampling.png", "similarity.png"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        (["encodings", "--format", "gif"], "'gif'"),
-        (["models"], "'models'"),
-        (["encodings", "--out", "file"], "cannot write results into 'file'"),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path, capfd, monkeypatch, wrong, why):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
-    try:
-        code = cli.main(["plot", *wrong])
-    except SystemExit as end:
-        code = end.code
-    out, err = capfd.readouterr()
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert why in err
-    assert os.listdir(tmp_path) == ["file"]

@@ -1,45 +1,15 @@
-"""train, predict and evaluate as a person meets them: what they print, and one line for every mistake."""
+"""train, ablate and predict as a person meets them: what they print, and one line for every mistake."""
 
 import csv
-import json
+from pathlib import Path
 
 import pytest
-import yaml
 from PIL import Image
 
-from tests.train.conftest import TINY, write_images
-from vispe import cli
+from tests.conftest import vispe_
+from tests.train.conftest import write_images
 
-
-def vispe_(*words):
-    """The command in this process; its exit code, also when argparse ends it."""
-    try:
-        return cli.main([str(word) for word in words])
-    except SystemExit as end:
-        return end.code
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Images, a recipe, and the run of it."""
-    folder = tmp_path_factory.mktemp("place with spaces é")
-    root = write_images(folder / "photos")
-    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "data": {"root": str(root)}}))
-    assert vispe_("train", folder / "tiny.yaml", "--out", folder / "run", "train.epochs=2", "evaluate_at=[24]") == 0
-    return folder
-
-
-@pytest.fixture
-def complaint(capfd):
-    def complain(*words):
-        capfd.readouterr()
-        assert vispe_(*words) == 2
-        out, err = capfd.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1
-        return err
-
-    return complain
+# --- train ------------------------------------------------------------------------------------------------------------
 
 
 def test_train_says_what_it_did(place, capfd):
@@ -92,7 +62,28 @@ def test_data_that_cannot_be_trained_on(place, tmp_path, complaint, what):
     assert {"corrupt": "val/cold/2.png", "empty": "has no images", "single": "single class"}[what] in said
 
 
-# --- with the checkpoint ----------------------------------------------------------------------------------------------
+def test_libraries_that_are_not_there_are_named(complaint, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "lightning" else name)
+    for command in ("train", "ablate"):
+        said = complaint(command, "a.yaml")
+        assert said == f"vispe {command}: this needs lightning: pip install 'vispe[train]'\n"
+
+
+def test_mistakes_of_ablation(place, complaint):
+    assert "none.yaml" in complaint("ablate", "none.yaml")
+    assert "there is no whats" in complaint("ablate", "configs/ablate/fashion_mnist.yaml", "whats=1")  # shipped
+
+
+def test_a_recipe_with_ways_is_of_resolutions(monkeypatch):
+    asked = []
+    monkeypatch.setattr("vispe.train.ablate.ablate", lambda recipe, out: asked.append(("encodings", out)))
+    monkeypatch.setattr("vispe.train.resolutions.resolutions", lambda recipe, out: asked.append(("sizes", out)))
+    assert vispe_("ablate", "configs/ablate/fashion_mnist.yaml") == 0
+    assert vispe_("ablate", "configs/ablate/resolution_fashion_mnist.yaml", "--out", "there") == 0
+    assert asked == [("encodings", Path("out/fashion_mnist")), ("sizes", Path("there"))]
+
+
+# --- predict ----------------------------------------------------------------------------------------------------------
 
 
 def test_predict_a_folder_with_a_broken_image(place, tmp_path, capfd):
@@ -116,15 +107,6 @@ def test_predict_prints_without_a_file(place, tmp_path, capfd):
     assert "warm 0." in out
 
 
-def test_evaluate_agrees_with_the_report(place, tmp_path, capfd):
-    words = ("--data", place / "photos", "--size", "16", "24", "--out", tmp_path / "e.json")
-    assert vispe_("evaluate", "classify", place / "run", *words) == 0
-    assert "16x16" in capfd.readouterr().out
-    told = json.loads((tmp_path / "e.json").read_text())["results"]
-    report = json.loads((place / "run" / "report.json").read_text())["results"]
-    assert [entry["accuracy"] for entry in told] == [entry["accuracy"] for entry in report]
-
-
 def test_mistakes_with_a_checkpoint(place, tmp_path, complaint):
     image = tmp_path / "x.png"
     Image.new("RGB", (20, 20)).save(image)
@@ -136,4 +118,4 @@ def test_mistakes_with_a_checkpoint(place, tmp_path, complaint):
     assert "--size is N or HxW in pixels, got '3x'" in complaint("predict", place / "run", image, "--size", "3x")
     assert "17" in complaint("predict", place / "run", image, "--size", "17")
     assert "device 'cud'" in complaint("predict", place / "run", image, "--device", "cud")
-    assert "there is no folder or zip" in complaint("evaluate", "classify", place / "run", "--data", tmp_path / "no")
+    assert "looks at one --size, got 2" in complaint("predict", place / "run", image, "--size", "16", "24")

@@ -1,0 +1,45 @@
+"""``vispe evaluate KIND``: models on data whose truth is known, each kind with its own options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vispe.commands import benchmark
+from vispe.commands.printing import busy, print_rows
+from vispe.commands.words import command, inference, kinds_of, size_of
+
+
+def declare(commands: Any) -> None:
+    kinds = kinds_of(commands, "evaluate", "measure models on data whose truth is known")
+
+    add = command(kinds, "classify", run_classify, "measure a trained checkpoint on labelled images")
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors that vispe trained, or a run's folder")
+    add("--data", type=Path, required=True, metavar="DIR", help="class folders (or val/ or test/ with them), or a zip")
+    inference(add)
+    add("--out", type=Path, metavar="FILE.json", help="write the numbers, with those of each class")
+    benchmark.declare(kinds)
+
+
+def run_classify(options: argparse.Namespace) -> None:
+    from vispe.classifier import evaluate, load_classifier
+    from vispe.data.classification import open_part
+    from vispe.features import pick_device
+    from vispe.files import write_json
+
+    classifier = load_classifier(options.checkpoint, pick_device(options.device))
+    images = open_part(options.data, classifier.classes)
+    rows, told = [("size", "images", "accuracy", "top 5", "images/s")], []
+    for size in [size_of(text) for text in options.size] or [classifier.size]:
+        with busy(f"evaluating at {size[0]} x {size[1]}"):
+            tally, timing = evaluate(classifier, images, size, batch_size=options.batch)
+        numbers = tally.summary()
+        top = (f"{numbers['accuracy']:.4f}", f"{numbers['top5']:.4f}", f"{timing['images_per_second']:.1f}")
+        rows.append((f"{size[0]}x{size[1]}", str(len(images)), *top))
+        per_class = dict(zip(classifier.classes, tally.per_class(), strict=True))
+        told.append({"size": list(size), **numbers, **timing, "per_class": per_class})
+    print_rows(rows)
+    if options.out is not None:
+        write_json(options.out, {"checkpoint": str(options.checkpoint), "data": str(options.data), "results": told})
+        print(f"wrote {options.out}")
