@@ -64,13 +64,14 @@ class Features:
 @dataclass(frozen=True, kw_only=True)
 class Look:
     """At which size an image is looked at: its ``side`` made ``resize`` pixels long; None: the long side at most 1024,
-    never enlarged; 0: as it is."""
+    never enlarged; 0: as it is; ``(h, w)``: exactly that, whatever its shape."""
 
-    resize: int | None = None
+    resize: int | tuple[int, int] | None = None
     side: Literal["long", "short"] = "long"
 
     def __post_init__(self) -> None:
-        if self.resize not in (None, 0) and self.resize not in RESIZES:
+        sides = self.resize if isinstance(self.resize, tuple) else (self.resize,)
+        if self.resize not in (None, 0) and not all(side in RESIZES for side in sides):
             raise ValueError(f"resize must be 0 (off) or {RESIZES[0]} to {RESIZES[-1]} pixels, got {self.resize}")
         if self.side not in ("long", "short"):
             raise ValueError(f"side must be 'long' or 'short', got {self.side!r}")
@@ -79,6 +80,8 @@ class Look:
         h, w = image.shape[-2:]
         if self.resize == 0 or (self.resize is None and max(h, w) <= LONG_SIDE):
             return image, (1.0, 1.0)
+        if isinstance(self.resize, tuple):
+            return resize(image, self.resize, side="exact")
         return resize(image, self.resize or LONG_SIDE, side=self.side if self.resize else "long")
 
 

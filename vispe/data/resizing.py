@@ -5,17 +5,14 @@ Points are (x, y) with the first pixel's centre at (0, 0); scales and sizes are 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vispe.data.images import ImageError
+from vispe.data.sizes import Side, resized
 
 SHARP = 1.3  # shrinking by less needs no blur: kornia's sigma is below 0.15 pixel, the neighbours weigh under 1e-9
-
-Side = Literal["long", "short", "exact"]
 
 
 def resize(image: Tensor, size: int | tuple[int, int], *, side: Side = "long") -> tuple[Tensor, tuple[float, float]]:
@@ -28,7 +25,7 @@ def resize(image: Tensor, size: int | tuple[int, int], *, side: Side = "long") -
     if image.ndim != 3 or 0 in image.shape or not image.is_floating_point():
         raise ImageError(f"resize takes a float image [c, h, w], got {image.dtype} {list(image.shape)}")
     h, w = image.shape[1:]
-    new = new_h, new_w = _new_size(h, w, size, side)
+    new = new_h, new_w = resized(h, w, size, side)
     scale = (new_h / h, new_w / w)
     if max(h / new_h, w / new_w) < SHARP:
         return F.interpolate(image[None], size=new, mode="bilinear")[0], scale
@@ -36,23 +33,6 @@ def resize(image: Tensor, size: int | tuple[int, int], *, side: Side = "long") -
     columns = F.interpolate(_combs(w, image).view(1, 2, 1, w), size=new, mode="bilinear")[0, :, 0]
     image = _resample_rows(image, rows)
     return _resample_rows(image.transpose(1, 2).contiguous(), columns).transpose(1, 2).contiguous(), scale
-
-
-def _new_size(h: int, w: int, size: int | tuple[int, int], side: Side) -> tuple[int, int]:
-    """The size after resizing; the free side is rounded down, but not to nothing."""
-    wanted = list(size) if isinstance(size, tuple | list) else [size]
-    if len(wanted) != (2 if side == "exact" else 1) or not all(type(n) is int and n > 0 for n in wanted):
-        raise ValueError(
-            f"size is one positive int, or (h, w) of them with side='exact'; got {size!r} with side={side!r}"
-        )
-    if side == "exact":
-        return wanted[0], wanted[1]
-    if side not in ("long", "short"):
-        raise ValueError(f"side is 'long', 'short' or 'exact', got {side!r}")
-    aspect = w / h  # kornia's arithmetic, so that its rounding is ours
-    if (side == "short") != (aspect < 1.0):
-        return wanted[0], max(int(wanted[0] * aspect), 1)
-    return max(int(wanted[0] / aspect), 1), wanted[0]
 
 
 def _resample_rows(image: Tensor, combs: Tensor) -> Tensor:
