@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vispe.metrics.auc import error_auc
+from vispe.metrics.auc import error_auc, recall_area
 
 ERRORS = st.lists(st.one_of(st.floats(0, 100), st.just(float("inf"))), min_size=1, max_size=30)
 
@@ -75,3 +75,14 @@ def test_one_failure_more_scales_by_the_count(errors: list[float], threshold: fl
     n = len(errors)
     expected = error_auc(errors, [threshold]) * n / (n + 1)
     np.testing.assert_allclose(error_auc([*errors, float("inf")], [threshold]), expected, atol=1e-12)
+
+
+@given(st.lists(ERRORS.filter(lambda errors: len(errors) >= 5).map(lambda errors: errors[:5]), min_size=1, max_size=4))
+def test_the_area_is_that_of_the_trapezoids(lists: list[list[float]]) -> None:
+    """The curve through (0, 0) and (e_i, i / n), then level to the limit, for several lists at once."""
+    expected = []
+    for errors in lists:
+        below = sorted(error for error in errors if error < 10)
+        x, y = [0.0, *below, 10.0], [*(i / 5 for i in range(len(below) + 1)), len(below) / 5]
+        expected.append(sum((x[i + 1] - x[i]) * (y[i + 1] + y[i]) / 2 for i in range(len(x) - 1)) / 10)
+    np.testing.assert_allclose(recall_area(np.array(lists), 10.0), expected, atol=1e-12)

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Array = NDArray[np.float64]
 
-def error_auc(errors: ArrayLike, thresholds: Sequence[float]) -> NDArray[np.float64]:
+
+def error_auc(errors: ArrayLike, thresholds: Sequence[float]) -> Array:
     """AUC of the recall curve up to each threshold, in [0, 1], one a threshold.
 
     SuperGlue's ``pose_auc`` (``models/utils.py``), the same as glue-factory's ``cal_error_auc``: the curve runs
@@ -18,6 +20,15 @@ def error_auc(errors: ArrayLike, thresholds: Sequence[float]) -> NDArray[np.floa
     ``RuntimeWarning``, as a failure should have been inf. Nothing measured is nan for every threshold. A negative
     error or a threshold that is not positive is a ``ValueError``.
     """
+    found, limits = as_errors(errors, thresholds)
+    if not len(found):
+        return np.full(len(limits), np.nan)
+    ordered = np.sort(nan_as_failure(found))  # so that the order of the pairs does not even change the last bit
+    return np.array([recall_area(ordered, limit) for limit in limits])
+
+
+def as_errors(errors: ArrayLike, thresholds: Sequence[float]) -> tuple[Array, Array]:
+    """``errors [n]`` and thresholds as float64; mistakes are those of :func:`error_auc`."""
     found, limits = np.asarray(errors, dtype=np.float64), np.asarray(thresholds, dtype=np.float64)
     if found.ndim != 1 or limits.ndim != 1:
         raise ValueError(f"errors and thresholds are lists of numbers, got shapes {found.shape} and {limits.shape}")
@@ -25,16 +36,24 @@ def error_auc(errors: ArrayLike, thresholds: Sequence[float]) -> NDArray[np.floa
         raise ValueError(f"errors must not be negative, got {found.min()}")
     if not ((limits > 0) & (limits < np.inf)).all():
         raise ValueError(f"thresholds must be positive and finite, got {list(thresholds)}")
-    if not len(found):
-        return np.full(len(limits), np.nan)
-    if missing := int(np.isnan(found).sum()):
-        warnings.warn(f"{missing} of {len(found)} errors are nan: counted as failures", RuntimeWarning, stacklevel=2)
-    ordered = np.sort(np.where(np.isnan(found), np.inf, found))
-    return np.array([_area(ordered, limit) for limit in limits])
+    return found, limits
 
 
-def _area(ordered: NDArray[np.float64], limit: float) -> float:
-    below = int(np.searchsorted(ordered, limit))  # "left": an error equal to the limit is out
-    error = np.concatenate([[0.0], ordered[:below], [limit]])
-    recall = np.append(np.arange(below + 1), below) / len(ordered)
-    return float((np.diff(error) * (recall[1:] + recall[:-1]) / 2).sum() / limit)
+def nan_as_failure(errors: Array) -> Array:
+    """inf for nan, with a ``RuntimeWarning`` at the line that called the caller."""
+    missing = np.isnan(errors)
+    if missing.any():
+        message = f"{missing.sum()} of {len(errors)} errors are nan: counted as failures"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return np.where(missing, np.inf, errors)
+
+
+def recall_area(errors: Array, limit: float) -> Array:
+    """The area of :func:`error_auc` over t, of each list in ``errors [..., n]`` in any order, ``[...]``.
+
+    The trapezoids add up to ``(sum of (t - e) + max e / 2) / (n t)`` over the errors below t: the area under the
+    steps, and the triangles that linear interpolation adds to it.
+    """
+    below = errors < limit
+    steps = np.where(below, limit - errors, 0.0).sum(-1)
+    return (steps + np.where(below, errors, 0.0).max(-1) / 2) / (limit * errors.shape[-1])
