@@ -1,0 +1,150 @@
+"""A benchmark from pairs to a page: predict, score, tune, report. What ``vispe evaluate hpatches`` calls."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vispe.data.pairs import PairSet
+from vispe.evaluate.predict import Pipeline, predict
+from vispe.evaluate.protocol import Protocol
+from vispe.evaluate.report import Fetch, write_report
+from vispe.evaluate.runs import read_run
+from vispe.evaluate.score import Cache, framed, right, score
+from vispe.evaluate.tune import tune
+from vispe.files import write_json
+
+Cells = list[tuple[str, ...]]
+
+
+def benchmark(
+    pairs: PairSet,
+    out: Path,
+    protocol: Protocol,
+    pipeline: Pipeline,
+    *,
+    devices: int = 1,
+    nodes: int = 1,
+    workers: int = 1,
+    tuned: bool = False,
+) -> dict[str, Any] | None:
+    """Run one benchmark into the folder ``out``; what ``scores.json`` holds, or None in a process that only helped.
+
+    ``pipeline`` takes from the protocol how large images are looked at and how many keypoints there are. What is there
+    already is not done again. Errors are those of ``predict`` and ``score``.
+    """
+    pairs.check_files()
+    seen = {name: getattr(protocol, name) for name in ("resize", "side", "max_keypoints")}
+    knobs = {**protocol.knobs.get(pipeline.extractor, {}), **pipeline.knobs}
+    if not predict(pairs, out, pipeline.but(**seen, knobs=knobs), devices=devices, nodes=nodes):
+        return None
+    write_json(
+        out / "run.json",
+        {
+            "benchmark": pairs.name,
+            "note": pairs.note,
+            "root": os.path.abspath(pairs.root),
+            "protocol": protocol.plain(),
+        },
+    )
+    return rescore(out, protocol, workers=workers, tuned=tuned)
+
+
+def rescore(run: Path, protocol: Protocol, *, workers: int = 1, tuned: bool = False) -> dict[str, Any]:
+    """Score what a run has predicted, once more; no image or network is needed, and pictures are drawn if there are
+    images."""
+    scores = score(run, protocol, workers=workers)
+    if tuned:
+        tune(run, protocol, workers=workers)
+    else:
+        (run / "tune.json").unlink(missing_ok=True)  # it may be another protocol's
+    write_report(read_run(run), _root(run), _fetch(run, protocol), run / "report.html")
+    return scores
+
+
+def protocol_of(run: Path) -> Protocol:
+    """The protocol that a run was made with; ``ValueError`` when it says none."""
+    try:
+        return Protocol.of(**json.loads((run / "run.json").read_text(encoding="utf-8"))["protocol"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"there is no run of a benchmark in {str(run)!r}") from error
+
+
+def _root(run: Path) -> Path | None:
+    root = json.loads((run / "run.json").read_text(encoding="utf-8")).get("root")
+    return Path(root) if root and os.path.isdir(root) else None
+
+
+def _fetch(run: Path, protocol: Protocol) -> Fetch:
+    """What the report draws: keypoints in pixels of the images, matches, scores, and which of them are right."""
+
+    def fetch(row: int) -> tuple[Any, ...]:
+        with Cache(run) as cache:
+            pair = framed(cache, cache.names[row], cache.effective(protocol))
+            k0, k1 = (cache.keypoints(key)[0] for key in (pair.record.key0, pair.record.key1))
+            return k0, k1, pair.matches, pair.scores, right(pair)
+
+    return fetch
+
+
+# --- for the console --------------------------------------------------------------------------------------------------
+
+
+FRAMES = {None: "the images looked at", 0: "the files as they are"}
+
+
+def protocol_rows(protocol: Protocol) -> Cells:
+    """The effective protocol, a line each."""
+    p = protocol
+    size = "as they are" if p.resize == 0 else f"{p.resize[0]} x {p.resize[1]}" if isinstance(p.resize, tuple) else None
+    rows: Cells = [
+        ("protocol", f"{p.name}: {p.source}" if p.source else p.name),
+        ("images", size or f"{p.side} side {p.resize}"),
+        ("keypoints", f"at most {p.max_keypoints}"),
+        ("matches", f"the best {p.max_matches}" if p.max_matches else "all"),
+        ("errors in", "pixels of " + FRAMES.get(p.frame, f"{p.frame_side} side {p.frame}")),
+        ("pixels", f"{p.pixels}, corners at the {p.corners}" if p.task == "homography" else p.pixels),
+    ]
+    for name in p.estimators:
+        values = p.thresholds.get(name, ())
+        told = "all matches" if not values else ", ".join(f"{value:g}" for value in values) + " px"
+        rows.append((f"estimator {name}", told + (", the best on these pairs" if len(values) > 1 else "")))
+    if p.task == "pose":
+        rows.append(("epipolar", {"mean": "mean distance", "squared_sum": "sum of squared distances"}[p.epipolar]))
+    return rows
+
+
+def auc_rows(scores: dict[str, Any]) -> Cells:
+    """A line for each estimator and group: AUC in percent with its 95 % interval, pairs without a model, inliers."""
+    first = scores["groups"]["all"]["auc"][0]
+    unit = "px" if scores["task"] == "homography" else "deg"
+    head = ("estimator", "inlier px", "group", "pairs", *(f"AUC@{at:g} {unit}" for at in first["at"]), "no model")
+    return [head, *_auc_lines(scores)]
+
+
+def _auc_lines(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for i, entry in enumerate(scores["groups"]["all"]["auc"]):
+        threshold = "-" if entry["threshold"] is None else f"{entry['threshold']:g}"
+        swept = "" if entry["choice"] == "fixed" else " (best)"
+        for name, group in scores["groups"].items():
+            found = group["auc"][i]
+            cells = zip(found["auc"], found["low"], found["high"], strict=True)
+            auc = (f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]" for value, low, high in cells)
+            yield entry["estimator"], threshold + swept, name, str(group["pairs"]), *auc, str(found["failures"])
+
+
+def mean_rows(scores: dict[str, Any], names: Sequence[str] = ()) -> Cells:
+    """A line for each measure of the matches, mean and median over the pairs, by group."""
+    groups = scores["groups"]
+    some = groups["all"]["mean"]
+    shown = [name for name in some if not names or name in names]
+    head = ("mean, median", *groups)
+    return [head, *((name, *(_both(group, name) for group in groups.values())) for name in shown)]
+
+
+def _both(group: dict[str, Any], name: str) -> str:
+    mean, median = group["mean"][name], group["median"][name]
+    return f"{mean:.3f}, {median:.3f}" if "@" in name else f"{mean:.0f}, {median:.0f}"

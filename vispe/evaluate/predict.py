@@ -1,0 +1,193 @@
+"""Pass 1: images to features and matches, on disk, once. ``score.py`` reads them as often as it is asked to.
+
+``features.h5`` and ``matches.h5`` say how they were made (options, sha256 of the weights) and each entry from what
+(sha256 of the image contents and of the truth): a run that finds them does only what is missing or has changed, and
+refuses files that were made otherwise. Each pair carries its truth, so that scoring needs neither the images nor their
+lists.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vispe.cache import CacheReader, CacheWriter, Team
+from vispe.data.images import ImageError
+from vispe.data.pairs import Pair, PairSet
+from vispe.evaluate.records import fingerprint, image_key, pair_key, stored
+from vispe.extract import WORKERS, Job, extract_into, features_made
+from vispe.features import Features
+from vispe.matching import Matcher
+from vispe.models import EXTRACTORS
+from vispe.progress import track
+from vispe.spec import Spec
+from vispe.store import as_features
+from vispe.weights.convert import WeightsError
+from vispe.weights.files import locate, sha256
+
+BATCH, SECONDS = 64, 1.0  # pairs are on the disk once so many wait, or so much time has passed
+RECENT = 32  # images whose features are kept at hand: a data set's pairs share images with their neighbours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Spec):
+    """Who finds and matches, as the arguments of ``Matcher``; None is the default there."""
+
+    extractor: str = "aliked_n16"
+    matcher: str = "lightglue"
+    max_keypoints: int = 1024
+    resize: int | tuple[int, int] = 480
+    side: Literal["long", "short"] = "short"
+    adaptive: bool = False
+    precision: str = "fp32"
+    knobs: Mapping[str, float] = field(default_factory=dict)  # of the extractor's spec
+    weights: str | None = None
+    extractor_weights: str | None = None
+    device: str = "auto"
+
+    def load(self) -> Matcher:
+        """The networks; ``ValueError`` or ``WeightsError`` when they cannot be had."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.names() if name != "knobs"}
+        return Matcher(**(given | dict(self.knobs)))
+
+    def made(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """How features and how matches are made: everything that could change them."""
+        given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "resize": self.resize, "side": self.side}
+        features = features_made(self.extractor, weights=self.extractor_weights, **given, **self.knobs)
+        matches: dict[str, Any] = {"matcher": self.matcher, "features": features}
+        network = EXTRACTORS.get(self.extractor)
+        if self.matcher == "lightglue" and network is not None:
+            matches |= {"adaptive": self.adaptive, "precision": self.precision}
+            matches["weights"] = sha256(self.weights or locate(network))
+        return features, matches
+
+
+def predict(
+    pairs: PairSet,
+    out: Path,
+    pipeline: Pipeline,
+    *,
+    devices: int = 1,
+    nodes: int = 1,
+    workers: int = WORKERS,
+) -> bool:
+    """Write ``features.h5`` and ``matches.h5`` for all ``pairs`` into ``out``, or what of them is not there yet.
+
+    Whether this process is the one that goes on: True, but for all processes except the first of several.
+
+    Several ``devices`` (CPU processes where the pipeline's device is a CPU) and ``nodes`` share the work through
+    Lightning Fabric. An image that cannot be read is an ``ImageError``; what was done until then stays.
+    """
+    if devices < 1 or nodes < 1:
+        raise ValueError(f"devices and nodes are at least 1, got {devices} and {nodes}")
+    if devices * nodes == 1:
+        _predict(Team(), pairs, out, pipeline, workers)
+        return True
+    fabric = _fabric(pipeline.device, devices, nodes)
+    if started_outside(nodes):
+        fabric.launch()
+        _member(fabric, pairs, out, pipeline, workers)
+    else:
+        with _first_words():
+            # Bound, not handed over: Lightning looks into arguments and refuses frozen dataclasses there.
+            fabric.launch(functools.partial(_member, pairs=pairs, out=out, pipeline=pipeline, workers=workers))
+    return fabric.global_rank == 0
+
+
+@contextmanager
+def _first_words() -> Iterator[None]:
+    """A person's mistake that a process of ours met, as the error it was there; without the traceback it came in."""
+    from torch.multiprocessing import ProcessRaisedException
+
+    try:
+        yield
+    except ProcessRaisedException as error:
+        kind, _, what = str(error).strip().splitlines()[-1].partition(": ")
+        known = {"ValueError": ValueError, "ImageError": ImageError, "WeightsError": WeightsError, "OSError": OSError}
+        if (name := kind.rpartition(".")[2]) not in known:
+            raise
+        raise known[name](what) from None
+
+
+def started_outside(nodes: int) -> bool:
+    """Whether torchrun, SLURM or the like starts this program, once for each process."""
+    return "LOCAL_RANK" in os.environ or nodes > 1
+
+
+def _fabric(device: str, devices: int, nodes: int) -> Any:
+    from importlib.util import find_spec
+
+    if find_spec("lightning") is None:
+        raise ValueError("several devices need lightning: pip install 'vispe[train]'")
+    import torch
+    from lightning.fabric import Fabric
+
+    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    strategy = "ddp" if started_outside(nodes) else "ddp_spawn"
+    return Fabric(accelerator="cuda" if cuda else "cpu", devices=devices, num_nodes=nodes, strategy=strategy)
+
+
+def _member(fabric: Any, pairs: PairSet, out: Path, pipeline: Pipeline, workers: int) -> None:
+    """One process's part of the work."""
+    import torch
+
+    device = str(fabric.device)
+    if device == "cpu":  # its share of the cores: threads that wait for each other stall
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // fabric.world_size))
+    team = Team(rank=fabric.global_rank, size=fabric.world_size, wait=fabric.barrier)
+    _predict(team, pairs, out, pipeline.but(device=device), workers)
+
+
+def _predict(team: Team, pairs: PairSet, out: Path, pipeline: Pipeline, workers: int) -> None:
+    matcher = functools.cache(pipeline.load)  # not before there is something to do
+    features_by, matches_by = pipeline.made()
+    matches_by["benchmark"] = pairs.name
+    jobs = [Job(image_key(name, turns), str(pairs.root / name), turns) for name, turns in pairs.images]
+    names = [job.name for job in jobs], [pair_key(pair) for pair in pairs.pairs]
+    if team.rank == 0:
+        out.mkdir(parents=True, exist_ok=True)
+    team.wait()
+    images = CacheWriter(out / "features.h5", features_by, names=names[0], keep=True, team=team)
+    matches = CacheWriter(  # both before any work: either may be one that was made otherwise
+        out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team
+    )
+    with images:
+        extract_into(images, team.share(jobs), lambda: matcher().extract, workers=workers, shown=team.rank == 0)
+    with CacheReader(out / "features.h5") as features, matches:
+        _match_into(matches, team.share(pairs.pairs), pairs, features, matcher, shown=team.rank == 0)
+
+
+def _match_into(
+    writer: CacheWriter, share: Sequence[Pair], pairs: PairSet, features: CacheReader, matcher: Any, *, shown: bool
+) -> None:
+    hashes = functools.cache(features.sha256)
+    todo = []
+    for pair in share:
+        attributes = stored(pair, pairs)
+        content = fingerprint(attributes, *(hashes(key) for key in _keys(pair)))
+        if not writer.has(pair_key(pair), content):
+            todo.append((pair, attributes, content))
+
+    @functools.lru_cache(RECENT)
+    def load(key: str) -> Features:
+        return as_features(features.read(key))
+
+    for pair, attributes, content in track(todo, "matching", "pairs", shown=shown):
+        first, second = (load(key) for key in _keys(pair))
+        start = time.perf_counter()
+        found, scores = matcher().match_features(first, second)
+        seconds = time.perf_counter() - start
+        arrays = {"matches": found.astype(np.int32), "scores": scores.astype(np.float32)}
+        writer.add(pair_key(pair), arrays, {**attributes, "seconds": seconds}, content)
+
+
+def _keys(pair: Pair) -> tuple[str, str]:
+    return image_key(pair.image0, pair.turns0), image_key(pair.image1, pair.turns1)
