@@ -112,7 +112,7 @@ def test_what_needs_no_work_imports_nothing_for_it(words):
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
-HELP = ["", "match", "extract", "demo", "train", "ablate", "predict", "evaluate", "list", "plot"]
+HELP = ["", "match", "match-pairs", "extract", "demo", "train", "ablate", "predict", "evaluate", "list", "plot"]
 KINDS = ["classify", "hpatches", "megadepth1500", "scannet1500", "pairs", "images", "stress", "score", "compare"]
 
 

@@ -150,3 +150,20 @@ def test_the_matcher_is_the_one_that_was_trained_for_the_extractor(hpatches, tmp
     assert (pairs.name, out, protocol.name) == ("hpatches", tmp_path / "run", "glue-factory")
     assert pipeline.matcher == ("mutual_nn" if EXTRACTORS[extractor] is None else "lightglue")
     assert pipeline.knobs == {"detection_threshold": 0.2}
+
+
+def test_stress_needs_no_download(hpatches, tmp_path, capfd):
+    """Its own photographs: whatever the extractor, a picture against itself is right, and the curves are there."""
+    from tests.commands.test_matching import complaint_of
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.fromarray(texture(7, 480, 480)).save(photos / "a.png")
+    words = ("evaluate", "stress", *SIFT, "--images", photos, "--kinds", "rotation", "blur", "--max-keypoints", "200")
+    assert vispe_(*words, "--out", tmp_path / "run") == 0
+    told = capfd.readouterr().out
+    first = next(line.split() for line in told.splitlines() if line.startswith("rotation"))
+    assert first[:4] == ["rotation", "0", "1", "100.0"]
+    assert (tmp_path / "run/curves.png").is_file()
+    assert "exact: vispe's own" in told
+    assert "rotation, scale" in complaint_of(capfd, *words[:4], "--kinds", "fog", "--out", tmp_path / "other")

@@ -319,7 +319,7 @@ def test_extract_complains_in_one_line(images, complaint, tmp_path):
     assert "it is a folder" in complaint("extract", left, *sift, "--out", tmp_path)
     assert "max_keypoints" in complaint("extract", left, *sift, "--out", "f.h5", "--max-keypoints", 0)
     (tmp_path / "mine.txt").write_text("mine")
-    assert "not a file of features" in complaint("extract", left, *sift, "--out", "mine.txt")
+    assert "not a file that vispe made" in complaint("extract", left, *sift, "--out", "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
@@ -340,3 +340,44 @@ def test_demo(tmp_path, capsys):
     out = capsys.readouterr().out
     assert float(re.search(r"precision at 3 px +([\d.]+)", out)[1]) >= 0.90
     assert sorted(os.listdir(tmp_path / "demo")) == ["matches.json", "matches.npz", "matches.png"]
+
+
+# --- match-pairs ------------------------------------------------------------------------------------------------------
+
+
+def test_all_pairs_of_a_list(images, tmp_path, capfd):
+    from vispe.cache import CacheReader
+    from vispe.store import read_names
+
+    (tmp_path / "list.txt").write_text('left.png "right ü.png"\nleft.png\twhole.jpg\n# no more\n', encoding="utf-8")
+    words = ("match-pairs", tmp_path / "list.txt", "--root", images, "--extractor", "sift", "--matcher", "mutual_nn")
+    for _ in range(2):
+        assert vispe_(*words, "--out", tmp_path / "run") == 0
+        out = tmp_path / "run"
+        assert capfd.readouterr() == (f"2 pairs of 3 images in {out / 'matches.h5'}\n", "")
+    assert read_names(out / "features.h5") == ["left.png", "right ü.png", "whole.jpg"]
+    with CacheReader(out / "matches.h5") as file:
+        assert all(len(file.read(name).arrays["matches"]) > 10 for name in file.names())
+    assert "was made with max_keypoints 2048, not 9" in complaint_of(capfd, *words, "--max-keypoints", 9, "--out", out)
+
+
+def complaint_of(capfd, *words):
+    assert vispe_(*words) == 2
+    return capfd.readouterr().err
+
+
+def test_lists_that_are_none(images, tmp_path, capfd):
+    for text, said in (
+        ("left.png\n", "an image's name is a path below the root, got ''"),
+        ("left.png gone.png\n", "1 of 2 images are missing"),
+        ("", "lists no pairs"),
+        ("left.png left.png 1 2 3\n", "got 5 columns"),
+        ("left.png gone.png\nleft.png whole.jpg 1 a\n", "got 'a'"),
+    ):
+        (tmp_path / "list.txt").write_text(text)
+        words = ("match-pairs", tmp_path / "list.txt", "--root", images, "--out", tmp_path / "run")
+        assert said in complaint_of(capfd, *words)
+        assert not (tmp_path / "run").exists()
+    (tmp_path / "list.txt").write_text("left.png whole.jpg\n")
+    words = ("evaluate", "pairs", "--list", tmp_path / "list.txt", "--root", images)
+    assert "nothing is known of the pairs" in complaint_of(capfd, *words)

@@ -44,7 +44,7 @@ def test_a_pair_keeps_its_truth_and_its_names():
         ({"image1": "x/../../a.jpg"}, "a path below the root"),
         ({"image1": ""}, "a path below the root"),
         ({"pose": None}, "either a homography or K0, K1 and pose, got K0, K1"),
-        ({"K0": None, "K1": None, "pose": None}, "got nothing"),
+        ({"K0": None, "K1": None}, "got pose"),
         ({"homography": H}, "got homography, K0, K1, pose"),
         ({"K0": K[:2]}, r"K0 must be \[3, 3\], got shape \[2, 3\]"),
         ({"K0": "abc"}, "K0 is not made of numbers"),
@@ -81,8 +81,11 @@ def test_large_translations_are_no_singular_homography():
 
 def test_a_set_has_one_kind_of_truth(tmp_path):
     one, two = Pair(image0="a", image1="b", homography=H), Pair(image0="a", image1="b", **TRUTH)
-    with pytest.raises(ValueError, match="one kind of truth"):
+    with pytest.raises(ValueError, match="a set has one kind"):
         PairSet(name="pairs", root=tmp_path, pairs=(one, two))
+    with pytest.raises(ValueError, match="a set has one kind"):
+        PairSet(name="pairs", root=tmp_path, pairs=(one, Pair(image0="a", image1="c")))
+    assert PairSet(name="pairs", root=tmp_path, pairs=(Pair(image0="a", image1="c"),)).task == "none"
     with pytest.raises(ValueError, match="no pairs"):
         PairSet(name="pairs", root=tmp_path, pairs=())
     with pytest.raises(ValueError, match=r"0\.0 or 0\.5, got 0\.25"):
@@ -182,7 +185,7 @@ def test_likely_confusions_stay_apart(listed):
         (f"a b 0 0 {NUMBERS[:-3]}x1", "line 2: '.*x1' is not a number"),
         (f"a b 0 0 {NUMBERS[:-3]}nan", "line 2: pair 'a' and 'b': pose has a value that is not finite"),
         (f"a b c 0 0 {NUMBERS}", "line 2: 2 names and 36 numbers.*got 39 columns.*tabs"),
-        ("a b", "line 2:.*got 2 columns"),
+        ("a b 0", "line 2:.*got 3 columns"),
         ("a", "line 2"),
         (f"/a b 0 0 {NUMBERS}", "line 2: pair '/a' and 'b': an image's name"),
         (f"ok ok2 0 0 {NUMBERS.replace('500.0', '501.0')}", "line 2: the pair 'ok' and 'ok2' came before"),

@@ -24,7 +24,7 @@ from vispe.matching import Matcher
 
 from .conftest import SHIFT, texture
 
-SIFT = Pipeline(extractor="sift", matcher="mutual_nn", max_keypoints=200, resize=0)
+SIFT = Pipeline(extractor="sift", matcher="mutual_nn", max_keypoints=200, resize=0, side="short")
 OWN = Protocol(resize=0, max_keypoints=200, estimators=("poselib",), thresholds={"poselib": 1.0})
 
 
@@ -136,7 +136,7 @@ def test_other_options_are_refused_and_nothing_is_touched(folder, tmp_path, othe
 
 def test_another_benchmark_in_the_same_folder_is_refused(folder, tmp_path):
     predict(folder(1), tmp_path / "out", SIFT)
-    with pytest.raises(ValueError, match=r"matches.h5': it was made with benchmark 'images', not 'hpatches'"):
+    with pytest.raises(ValueError, match=r"matches\.h5': it was made with benchmark 'images', not 'hpatches'"):
         predict(folder(1, name="hpatches"), tmp_path / "out", SIFT)
 
 
@@ -154,7 +154,7 @@ def test_a_bad_image_is_named_and_the_rest_is_kept(folder, tmp_path, calls):
     pairs = folder(3)
     good = (pairs.root / "2 é.png").read_bytes()
     (pairs.root / "2 é.png").write_bytes(good[: len(good) // 2])
-    with pytest.raises(ImageError, match="2 é.png"):
+    with pytest.raises(ImageError, match=r"2 é\.png"):
         predict(pairs, tmp_path / "out", SIFT)
     (pairs.root / "2 é.png").write_bytes(good)
     done = len(calls["images"])
@@ -204,9 +204,10 @@ module.SECONDS = 0.0
 root, out = map(Path, sys.argv[1:])
 shift = np.array([[1.0, 0, 4], [0, 1, -2], [0, 0, 1]])
 pairs = tuple(
-    Pair(image0=f"{i} \\u00e9.png", image1=f"{i}-b.png", group=("odd", "even")[i % 2 == 0], homography=shift) for i in range(6)
+    Pair(image0=f"{i} \\u00e9.png", image1=f"{i}-b.png", group=("odd", "even")[i % 2 == 0], homography=shift)
+    for i in range(6)
 )
-pipeline = module.Pipeline(extractor="sift", matcher="mutual_nn", max_keypoints=200, resize=0)
+pipeline = module.Pipeline(extractor="sift", matcher="mutual_nn", max_keypoints=200, resize=0, side="short")
 module.predict(PairSet(name="images", root=root, pairs=pairs), out, pipeline)
 """
 
@@ -234,7 +235,7 @@ def test_two_processes_score_the_same_to_the_byte(folder, tmp_path):
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert sorted(os.listdir(tmp_path / "one")) == sorted(os.listdir(tmp_path / "two"))
     (pairs.root / "4-b.png").write_bytes(b"no image")
-    with pytest.raises(ImageError, match=r"^cannot read image .*4-b.png"):
+    with pytest.raises(ImageError, match=r"^cannot read image .*4-b\.png"):
         predict(pairs, tmp_path / "three", SIFT, devices=2)
 
 
@@ -301,7 +302,7 @@ def test_a_kill_among_ten_thousand_pairs_loses_at_most_a_batch(crowd, tmp_path, 
             assert len(file) <= module.BATCH
             kept += len(file)
     assert 0 < kept < 10_000
-    told, _ = many(crowd, out, 10_000).communicate()
+    many(crowd, out, 10_000).communicate()
     with CacheReader(out / "matches.h5") as file:
         assert len(file) == 10_000
         assert [file.read(name).attributes["homography"].shape for name in file.names()[::1000]] == [(3, 3)] * 10

@@ -105,3 +105,10 @@ def test_sweeps_and_columns():
 def test_a_protocol_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Protocol(**OWN).resize = 3
+
+
+def test_the_default_is_published_for_data_sets_and_exact_for_own_pairs():
+    assert preset("hpatches", None, "homography").name == "glue-factory"
+    assert preset("scannet1500", None, "pose").name == "glue-factory"
+    for name, task in (("stress", "homography"), ("images", "homography"), ("pairs", "pose")):
+        assert (preset(name, None, task).name, preset(name, None, task).pixels) == ("exact", "exact")

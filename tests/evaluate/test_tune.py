@@ -23,7 +23,7 @@ def run(handmade):
     contents = []
     for _ in pairs:
         points = random.uniform(5, 195, (40, 2)) * (1, 0.5)
-        there = points + (4, -2) + random.normal(0, 1.0, (40, 2))
+        there = points + np.array([4, -2]) + random.normal(0, 1.0, (40, 2))
         there[::3] = random.uniform(0, 200, there[::3].shape)
         contents.append((points, (100, 200), there, (100, 200), [(i, i) for i in range(40)], np.ones(40)))
     return handmade(PairSet(name="images", root="/", pairs=pairs), contents)

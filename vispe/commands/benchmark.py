@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vispe.commands.printing import print_rows
-from vispe.commands.words import command
-from vispe.models import EXTRACTORS, MATCHERS
+from vispe.commands.words import command, pairing, processes
+from vispe.models import EXTRACTORS
 
 if TYPE_CHECKING:
     from vispe.data.pairs import PairSet
@@ -69,6 +69,10 @@ AGAIN = "; predictions are kept in --out: the same line goes on after an interru
 LIST_HELP = "38 columns a line: two names, two rotations, K0, K1, T_0to1; see vispe/data/pairs.py"
 PIXEL_HELP = "where K puts the first pixel's centre: 0.0 (OpenCV) or 0.5 (COLMAP); default %(default)s"
 HOMOGRAPHY_HELP = "3x3 from the first image to each other one: text, .npy, or OpenCV's XML or YAML"
+PRESET_HELP = (
+    "whose protocol: glue-factory, lightglue-paper, loftr, roma, xfeat, superglue, as far as they have one, or exact, "
+    "vispe's own; default: glue-factory for data sets, else exact"
+)
 SCORE_HELP = "; reads only the run's folder, not the images"
 SETTINGS = ("extractor", "matcher", "adaptive", "precision", "weights", "extractor_weights", "device")
 
@@ -79,24 +83,20 @@ def _root(add: Any) -> None:
 
 def _benchmark(add: Any, name: str) -> None:
     add("--extractor", default="aliked_n16", choices=EXTRACTORS, metavar="NAME", help=", ".join(EXTRACTORS))
-    add("--matcher", default=None, choices=MATCHERS, help="default: lightglue, mutual_nn where none was trained")
-    add("--adaptive", action="store_true", help="LightGlue: stop early and drop points")
-    add("--precision", default="fp32", help="of the matcher: fp32, fp16 or bf16; default %(default)s")
-    add("--weights", metavar="PATH", type=Path, help="LightGlue weights from this file")
+    pairing(add, None)
     add("--extractor-weights", metavar="PATH", type=Path, help="extractor weights from this file")
     add("--max-keypoints", type=int, metavar="N", help="default: the preset's")
     add("--resize-short", type=int, metavar="N", help="look at images with the short side N; default: the preset's")
     add("--resize-long", type=int, metavar="N", help="or with the long side N; 0: as they are")
     add("--detection-threshold", type=float, metavar="T", help="lowest score of a keypoint; default: the preset's")
     add("--device", default="auto", help="a torch device; auto: CUDA when there is one")
-    add("--devices", type=int, default=1, metavar="N", help="processes that predict, one a device; default %(default)s")
-    add("--nodes", type=int, default=1, metavar="N", help="machines, each running this line under torchrun or SLURM")
+    processes(add)
     _scoring(add)
     add("--out", type=Path, default=Path("out") / name, metavar="DIR", help="the run's folder; default %(default)s")
 
 
 def _scoring(add: Any) -> None:
-    add("--preset", metavar="NAME", help="lightglue-paper, glue-factory, loftr, ...: the protocol of that source")
+    add("--preset", metavar="NAME", help=PRESET_HELP)
     add("--estimators", metavar="A,B", help="poselib, opencv, and for homographies dlt")
     add("--threshold", nargs="+", default=[], metavar="PX", help="of inliers: 1.5, or opencv=0.5 poselib=1,2,3 (best)")
     add("--max-matches", type=int, metavar="N", help="score only the best N of a pair; 0: all")
@@ -195,7 +195,9 @@ def _run(options: Options, open_pairs: Callable[[], PairSet]) -> dict[str, Any] 
     from vispe.evaluate.protocol import preset
 
     pairs = open_pairs()
-    protocol = preset(pairs.name, options.preset or "glue-factory", pairs.task)
+    if pairs.task == "none":
+        raise ValueError(f"{pairs.name}: nothing is known of the pairs to score by; vispe match-pairs matches them")
+    protocol = preset(pairs.name, options.preset, pairs.task)
     protocol = _scored(_looked(protocol, options), options)
     given = {name: getattr(options, name) for name in SETTINGS}
     trained = EXTRACTORS[options.extractor] is not None
@@ -259,8 +261,7 @@ def _tell(protocol: Protocol, scores: dict[str, Any], folder: Path) -> None:
     who = f"{made['extractor']} + {made['matcher']}" + (", adaptive" if made.get("adaptive") else "")
     print(f"{scores['benchmark']}{note}: {who}, {scores['pairs']} pairs")
     print_rows(protocol_rows(protocol))
-    print()
-    print_rows(auc_rows(scores))
-    print()
-    print_rows(mean_rows(scores))
+    for rows in (auc_rows(scores), mean_rows(scores)):
+        print()
+        print_rows(rows)
     print(f"wrote {folder / 'report.html'}, scores.json and pairs.csv")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vispe.commands.printing import busy, counts, print_rows, timing
-from vispe.commands.words import command, extraction, knobs
-from vispe.models import MATCHERS
+from vispe.commands.words import command, extraction, knobs, pairing, processes
 
 if TYPE_CHECKING:
     from vispe.matching import Matches
@@ -24,10 +23,7 @@ def declare(commands: Any) -> None:
     add("image0", metavar="IMAGE0", type=Path)
     add("image1", metavar="IMAGE1", type=Path)
     extraction(add)
-    add("--matcher", default="lightglue", choices=MATCHERS, help="default %(default)s")
-    add("--adaptive", action="store_true", help="LightGlue: stop early and drop points; faster, a few other matches")
-    add("--weights", metavar="PATH", type=Path, help="LightGlue weights from this file")
-    add("--precision", default="fp32", help="of the matcher: fp32, fp16 or bf16; default %(default)s")
+    pairing(add)
     add("--upright", default="0", metavar="DEGREES", help=UPRIGHT_HELP)
     add("--geometry", default="fundamental", metavar="MODEL", help=GEOMETRY_HELP)
     add("--threshold", type=float, metavar="PX", help="of inliers, in pixels; default: 2 pixels at the size looked at")
@@ -36,6 +32,14 @@ def declare(commands: Any) -> None:
     add("--camera1", metavar="FX,FY,CX,CY", help="the same for IMAGE1")
     add("--seed", type=int, default=0, metavar="N", help="of the robust estimation; default %(default)s")
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder for the results; default %(default)s")
+
+    add = command(commands, "match-pairs", run_match_pairs, "match all pairs of a list", PAIRS_HELP)
+    add("list", metavar="LIST", type=Path, help="a line a pair: two names, in double quotes or with a tab if need be")
+    add("--root", type=Path, default=Path(), metavar="DIR", help="what the names are relative to; default: here")
+    extraction(add)
+    pairing(add)
+    processes(add)
+    add("--out", type=Path, required=True, metavar="DIR", help="folder for the two files, made or extended")
 
     add = command(commands, "extract", run_extract, "local features of images into one HDF5 file", RESUME_HELP)
     add("images", metavar="IMAGE", nargs="+", type=Path)
@@ -48,6 +52,7 @@ def declare(commands: Any) -> None:
 
 
 GEOMETRY_HELP = "what inliers agree with: homography, fundamental, essential or none; default %(default)s"
+PAIRS_HELP = "; writes features.h5 and matches.h5, and goes on after an interruption or for more pairs"
 RESUME_HELP = "; what is there already is kept, so run it again after an interruption or for more images"
 UPRIGHT_HELP = (
     "turn IMAGE1 counter-clockwise by 0, 90, 180 or 270; auto: try all if the match is weak; default %(default)s"
@@ -81,6 +86,22 @@ def run_match(options: argparse.Namespace) -> None:
         write(folder, found, images, names)
     print_rows([*counts(found), *timing(found)])
     _print_written(folder)
+
+
+def run_match_pairs(options: argparse.Namespace) -> None:
+    from vispe.data.pairs import read_pair_list
+    from vispe.evaluate.predict import Pipeline, predict
+
+    pairs = read_pair_list(options.list, options.root)
+    pairs.check_files()
+    given = {name: getattr(options, name) for name in ("extractor", "matcher", "adaptive", "precision", "weights")}
+    given |= {name: value for name, value in knobs(options).items() if name != "detection_threshold"}
+    more = {} if options.detection_threshold is None else {"detection_threshold": options.detection_threshold}
+    paths = {name: str(given[name]) for name in ("weights", "extractor_weights") if given[name] is not None}
+    made = Pipeline(**{**given, **paths}, knobs=more)
+    how = {"devices": options.devices, "nodes": options.nodes, "max_pixels": options.max_pixels}
+    if predict(pairs, options.out, made, **how):
+        print(f"{len(pairs.pairs)} pairs of {len(pairs.images)} images in {options.out / 'matches.h5'}")
 
 
 def run_extract(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vispe.models import EXTRACTORS
+from vispe.models import EXTRACTORS, MATCHERS
 
 
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], help: str, more: str = "") -> Any:
@@ -34,6 +34,21 @@ def extraction(add: Any) -> None:
     add("--extractor-weights", metavar="PATH", type=Path, help="extractor weights from this file")
     add("--max-pixels", type=int, default=200_000_000, metavar="N", help="refuse larger images; default %(default)s")
     add("--device", default="auto", help="a torch device; auto: CUDA when there is one")
+
+
+def pairing(add: Any, matcher: str | None = "lightglue") -> None:
+    """The options of a matcher; ``matcher`` is its default, None: the one for the extractor."""
+    told = "default %(default)s" if matcher else "default: lightglue, mutual_nn where none was trained"
+    add("--matcher", default=matcher, choices=MATCHERS, help=told)
+    add("--adaptive", action="store_true", help="LightGlue: stop early and drop points; faster, a few other matches")
+    add("--weights", metavar="PATH", type=Path, help="LightGlue weights from this file")
+    add("--precision", default="fp32", help="of the matcher: fp32, fp16 or bf16; default %(default)s")
+
+
+def processes(add: Any) -> None:
+    """The options of work that several devices share."""
+    add("--devices", type=int, default=1, metavar="N", help="processes that predict, one a device; default %(default)s")
+    add("--nodes", type=int, default=1, metavar="N", help="machines, each running this line under torchrun or SLURM")
 
 
 RESIZE_HELP = "look at images with a side of N pixels; 0: as they are; default: long side 1024, never enlarged"

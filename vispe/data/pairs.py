@@ -1,7 +1,8 @@
 """Image pairs whose truth is known: what every matching benchmark is read into.
 
-A pair has either a homography, or two camera matrices and a relative pose. Names are paths below a root, "/" between
-folders, with any characters a file name may have. Nothing here reads an image or imports a network.
+A pair has either a homography, or two camera matrices and a relative pose, or nothing: then it can only be matched.
+Names are paths below a root, "/" between folders, with any characters a file name may have. Nothing here reads an image
+or imports a network.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from vispe.paths import shared
 Array = NDArray[np.float64]
 
 SINGULAR = 1e13  # condition number from which on a homography has no inverse to speak of
-COLUMNS = {38: 2, 36: 0, 32: 0}  # columns of a line of a pair list -> columns between the names and K0
+COLUMNS = {38: 2, 36: 0, 32: 0, 4: 2, 2: 0}  # columns of a line of a pair list -> columns of turns
 LARGEST_FILE = 1 << 20  # bytes; nine numbers need less
 
 
@@ -55,8 +56,8 @@ class Pair:
 
     @property
     def task(self) -> str:
-        """ "homography" or "pose"."""
-        return "pose" if self.homography is None else "homography"
+        """ "homography", "pose", or "none" where nothing is known."""
+        return "homography" if self.homography is not None else "pose" if self.pose is not None else "none"
 
     def _check(self) -> None:
         for turns in (self.turns0, self.turns1):
@@ -65,8 +66,8 @@ class Pair:
         if self.overlap is not None and not math.isfinite(self.overlap):
             raise ValueError(f"the overlap must be a finite number, got {self.overlap!r}")
         posed = [name for name in ("K0", "K1", "pose") if getattr(self, name) is not None]
-        if (self.homography is None) != (len(posed) == 3) or (self.homography is not None and posed):
-            found = ", ".join([*(["homography"] if self.homography is not None else []), *posed]) or "nothing"
+        if len(posed) not in (0, 3) or (self.homography is not None and posed):
+            found = ", ".join([*(["homography"] if self.homography is not None else []), *posed])
             raise ValueError(f"the truth is either a homography or K0, K1 and pose, got {found}")
         if self.homography is not None:
             _check_homography(self.homography)
@@ -91,7 +92,7 @@ class PairSet:
         if not self.pairs:
             raise ValueError(f"{self.name}: no pairs")
         if len({pair.task for pair in self.pairs}) > 1:
-            raise ValueError(f"{self.name}: some pairs have a homography and some a pose; a set has one kind of truth")
+            raise ValueError(f"{self.name}: some pairs have another truth than others, or none; a set has one kind")
         if self.pixel not in (0.0, 0.5):
             raise ValueError(f"{self.name}: the first pixel's centre is at 0.0 or 0.5, got {self.pixel!r}")
         if self.K_size is not None and min(self.K_size) < 1:
@@ -99,7 +100,7 @@ class PairSet:
 
     @property
     def task(self) -> str:
-        """ "homography" or "pose"."""
+        """ "homography", "pose", or "none"."""
         return self.pairs[0].task
 
     @property
@@ -131,9 +132,10 @@ def read_pair_list(
     """A list of pairs, one a line: ``name0 name1 turns0 turns1 K0(9) K1(9) T_0to1(16)``, matrices row by row.
 
     SuperGlue's format (38 columns), and glue-factory's, which has no turns and may write the pose as R(9) t(3) (36 or
-    32 columns). A name with spaces is separated by tabs or stands in double quotes (a quote inside is doubled). A BOM,
-    CRLF, empty lines and lines that start with # are fine; a pair that comes again is kept once. A ``ValueError`` names
-    the line and the value. ``group`` makes a pair's group of its first name.
+    32 columns); or the names alone, with or without turns (2 or 4 columns), where nothing is known. A name with spaces
+    is separated by tabs or stands in double quotes (a quote inside is doubled). A BOM, CRLF, empty lines and lines that
+    start with # are fine; a pair that comes again is kept once. A ``ValueError`` names the line and the value.
+    ``group`` makes a pair's group of its first name.
 
     The turns are those of SuperGlue's ``match_pairs.py``: ``np.rot90(image, k)``, counter-clockwise. K and the pose in
     the list belong to the image *before* it is turned: that script turns K and the pose by the same k before it scores
@@ -297,13 +299,15 @@ def _pair_of_line(line: str, group: Callable[[str], str] | None) -> Pair | None:
     name0, name1, *numbers = _fields(line)
     if len(numbers) + 2 not in COLUMNS:
         raise ValueError(
-            f"2 names and 36 numbers are needed (or 30 or 34 without turns), got {len(numbers) + 2} columns"
-            "; a name with spaces is separated by tabs or stands in double quotes"
+            "2 names and 36 numbers are needed (30 or 34 without turns, 0 or 2 without a truth), "
+            f"got {len(numbers) + 2} columns; a name with spaces is separated by tabs or stands in double quotes"
         )
     skip = COLUMNS[len(numbers) + 2]
     turns = [_turns(word) for word in numbers[:skip]] or [0, 0]
     values = np.array([_number(word) for word in numbers[skip:]])
     pose = np.eye(4)
+    if not len(values):
+        return Pair(image0=name0, image1=name1, group=group(name0) if group else "", turns0=turns[0], turns1=turns[1])
     if len(values) == 30:
         pose[:3, :3], pose[:3, 3] = values[18:27].reshape(3, 3), values[27:]
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from vispe.evaluate.tune import tune
 from vispe.files import write_json
 
 Cells = list[tuple[str, ...]]
+SHOWN = 6  # groups on the console; of more, only all together: the page and the file have them
 
 
 def benchmark(
@@ -36,6 +37,10 @@ def benchmark(
     ``pipeline`` takes from the protocol how large images are looked at and how many keypoints there are. What is there
     already is not done again. Errors are those of ``predict`` and ``score``.
     """
+    if pairs.task == "none":
+        raise ValueError(
+            f"{pairs.name}: nothing is known of the pairs, they cannot be scored; vispe match-pairs matches them"
+        )
     pairs.check_files()
     seen = {name: getattr(protocol, name) for name in ("resize", "side", "max_keypoints")}
     knobs = {**protocol.knobs.get(pipeline.extractor, {}), **pipeline.knobs}
@@ -129,20 +134,23 @@ def _auc_lines(scores: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for i, entry in enumerate(scores["groups"]["all"]["auc"]):
         threshold = "-" if entry["threshold"] is None else f"{entry['threshold']:g}"
         swept = "" if entry["choice"] == "fixed" else " (best)"
-        for name, group in scores["groups"].items():
+        for name, group in _shown(scores).items():
             found = group["auc"][i]
             cells = zip(found["auc"], found["low"], found["high"], strict=True)
             auc = (f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]" for value, low, high in cells)
             yield entry["estimator"], threshold + swept, name, str(group["pairs"]), *auc, str(found["failures"])
 
 
-def mean_rows(scores: dict[str, Any], names: Sequence[str] = ()) -> Cells:
-    """A line for each measure of the matches, mean and median over the pairs, by group."""
+def _shown(scores: dict[str, Any]) -> dict[str, Any]:
     groups = scores["groups"]
-    some = groups["all"]["mean"]
-    shown = [name for name in some if not names or name in names]
+    return groups if len(groups) <= SHOWN else {"all": groups["all"]}
+
+
+def mean_rows(scores: dict[str, Any]) -> Cells:
+    """A line for each measure of the matches, mean and median over the pairs, by group."""
+    groups = _shown(scores)
     head = ("mean, median", *groups)
-    return [head, *((name, *(_both(group, name) for group in groups.values())) for name in shown)]
+    return [head, *((name, *(_both(group, name) for group in groups.values())) for name in groups["all"]["mean"])]
 
 
 def _both(group: dict[str, Any], name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.cache import CacheReader, CacheWriter, Team
-from vispe.data.images import ImageError
+from vispe.data.images import MAX_PIXELS, ImageError
 from vispe.data.pairs import Pair, PairSet
 from vispe.evaluate.records import fingerprint, image_key, pair_key, stored
 from vispe.extract import WORKERS, Job, extract_into, features_made
@@ -43,9 +43,9 @@ class Pipeline(Spec):
 
     extractor: str = "aliked_n16"
     matcher: str = "lightglue"
-    max_keypoints: int = 1024
-    resize: int | tuple[int, int] = 480
-    side: Literal["long", "short"] = "short"
+    max_keypoints: int = 2048
+    resize: int | tuple[int, int] | None = None
+    side: Literal["long", "short"] = "long"
     adaptive: bool = False
     precision: str = "fp32"
     knobs: Mapping[str, float] = field(default_factory=dict)  # of the extractor's spec
@@ -78,6 +78,7 @@ def predict(
     devices: int = 1,
     nodes: int = 1,
     workers: int = WORKERS,
+    max_pixels: int = MAX_PIXELS,
 ) -> bool:
     """Write ``features.h5`` and ``matches.h5`` for all ``pairs`` into ``out``, or what of them is not there yet.
 
@@ -88,17 +89,18 @@ def predict(
     """
     if devices < 1 or nodes < 1:
         raise ValueError(f"devices and nodes are at least 1, got {devices} and {nodes}")
+    work = {"workers": workers, "max_pixels": max_pixels}
     if devices * nodes == 1:
-        _predict(Team(), pairs, out, pipeline, workers)
+        _predict(Team(), pairs, out, pipeline, work)
         return True
     fabric = _fabric(pipeline.device, devices, nodes)
     if started_outside(nodes):
         fabric.launch()
-        _member(fabric, pairs, out, pipeline, workers)
+        _member(fabric, pairs, out, pipeline, work)
     else:
         with _first_words():
             # Bound, not handed over: Lightning looks into arguments and refuses frozen dataclasses there.
-            fabric.launch(functools.partial(_member, pairs=pairs, out=out, pipeline=pipeline, workers=workers))
+            fabric.launch(functools.partial(_member, pairs=pairs, out=out, pipeline=pipeline, work=work))
     return fabric.global_rank == 0
 
 
@@ -135,7 +137,7 @@ def _fabric(device: str, devices: int, nodes: int) -> Any:
     return Fabric(accelerator="cuda" if cuda else "cpu", devices=devices, num_nodes=nodes, strategy=strategy)
 
 
-def _member(fabric: Any, pairs: PairSet, out: Path, pipeline: Pipeline, workers: int) -> None:
+def _member(fabric: Any, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]) -> None:
     """One process's part of the work."""
     import torch
 
@@ -143,10 +145,10 @@ def _member(fabric: Any, pairs: PairSet, out: Path, pipeline: Pipeline, workers:
     if device == "cpu":  # its share of the cores: threads that wait for each other stall
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // fabric.world_size))
     team = Team(rank=fabric.global_rank, size=fabric.world_size, wait=fabric.barrier)
-    _predict(team, pairs, out, pipeline.but(device=device), workers)
+    _predict(team, pairs, out, pipeline.but(device=device), work)
 
 
-def _predict(team: Team, pairs: PairSet, out: Path, pipeline: Pipeline, workers: int) -> None:
+def _predict(team: Team, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]) -> None:
     matcher = functools.cache(pipeline.load)  # not before there is something to do
     features_by, matches_by = pipeline.made()
     matches_by["benchmark"] = pairs.name
@@ -160,7 +162,7 @@ def _predict(team: Team, pairs: PairSet, out: Path, pipeline: Pipeline, workers:
         out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team
     )
     with images:
-        extract_into(images, team.share(jobs), lambda: matcher().extract, workers=workers, shown=team.rank == 0)
+        extract_into(images, team.share(jobs), lambda: matcher().extract, shown=team.rank == 0, **work)
     with CacheReader(out / "features.h5") as features, matches:
         _match_into(matches, team.share(pairs.pairs), pairs, features, matcher, shown=team.rank == 0)
 

@@ -147,9 +147,13 @@ def presets(benchmark: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text(encoding="utf-8")).get("preset", {})
 
 
-def preset(benchmark: str, name: str, task: str) -> Protocol:
-    """A published protocol; ``ValueError`` lists what there is."""
+def preset(benchmark: str, name: str | None, task: str) -> Protocol:
+    """A protocol by name; ``ValueError`` lists what there is.
+
+    None: glue-factory's where there are published figures to stand beside, ``exact`` for pairs of one's own.
+    """
     known = presets(benchmark)
+    name = name or ("exact" if benchmark in TABLES else "glue-factory")
     if name not in known:
         raise ValueError(f"{benchmark} has no preset {name!r}; it has {', '.join(known)}")
     return Protocol.of(**{"name": name, "task": task, **known[name]})

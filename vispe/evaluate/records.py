@@ -28,6 +28,8 @@ def stored(pair: Pair, pairs: PairSet) -> dict[str, Any]:
     truth: dict[str, Any] = {"group": as_key(pair.group)}  # any folder's name
     if pair.homography is not None:
         return {**truth, "homography": np.asarray(pair.homography, np.float64)}
+    if pair.pose is None:
+        return truth
     for name in ("K0", "K1", "pose"):
         truth[name] = np.asarray(getattr(pair, name), np.float64)
     truth["pixel"] = float(pairs.pixel)

@@ -121,7 +121,8 @@ class Cache:
 
     def effective(self, protocol: Protocol) -> Protocol:
         """The protocol with what pass 1 really did; ``ValueError`` when it is not one for these pairs."""
-        task, made = "homography" if "homography" in self.record(self.names[0]).truth else "pose", self.features.made
+        truth, made = self.record(self.names[0]).truth, self.features.made
+        task = "homography" if "homography" in truth else "pose" if "pose" in truth else "unknown"
         if protocol.task != task:
             raise ValueError(f"{str(self.run)!r} holds {task} pairs, and the protocol is one for a {protocol.task}")
         for name in ("resize", "side"):
