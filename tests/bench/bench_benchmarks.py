@@ -84,10 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--only", choices=SETS, help="one of the two sets")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     if not given.table:
-        for which in runs():
+        for which in (which for which in runs() if given.only in (None, which[0])):
             for who in ("ours", "official"):
                 make(given.data, given.out, who, *which)
     table(given.out)
