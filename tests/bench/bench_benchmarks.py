@@ -12,10 +12,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-SETS = {
-    "oxford": ("hpatches", "oxford_affine", ["--resize-short", "480"], ["--resize", "480", "--side", "short"]),
-    "strecha": ("pairs", "strecha_1024", ["--resize-long", "1024"], ["--resize", "1024", "--side", "long"]),
-}
+SETS = {  # kind, folder, size for us and for the official package, how both are scored
+    "oxford": (
+        "hpatches", "oxford_affine", ["--resize-short", "480"], ["--resize", "480", "--side", "short"],
+        ["--preset", "exact"],
+    ),
+    "strecha": (
+        "pairs", "strecha_1024", ["--resize-long", "1024"], ["--resize", "1024", "--side", "long"],
+        ["--preset", "glue-factory"],
+    ),
+}  # fmt: skip
 EXTRACTORS = ("aliked_n16", "aliked_n32", "disk", "sift")
 KEYPOINTS = (1024, 2048)
 MATCHERS = {"lightglue": ["lightglue"], "adaptive": ["lightglue", "--adaptive"], "mutual_nn": ["mutual_nn"]}
@@ -44,16 +50,20 @@ def make(data: Path, out: Path, who: str, name: str, extractor: str, keypoints: 
     for sibling in to.parent.glob(f"{extractor}_{keypoints}_*/features.h5"):  # the same features: not found again
         if sibling.parent != to and not (to / "features.h5").exists():
             shutil.copy(sibling, to / "features.h5")
-    kind, where, ours, theirs = SETS[name]
+    kind, where, ours, theirs, scored = SETS[name]
     root = data / where
     what = ["--extractor", extractor, "--max-keypoints", str(keypoints), "--matcher", *MATCHERS[matcher]]
     if who == "ours":
         pairs = ["--list", str(root / "pairs_with_gt.txt")] if kind == "pairs" else []
-        command = ["-m", "vispe", "evaluate", kind, "--root", str(root), *pairs, *ours, *what, "--out", str(to)]
+        size = [*ours, *scored]
+        command = ["-m", "vispe", "evaluate", kind, "--root", str(root), *pairs, *size, *what, "--out", str(to)]
     else:
         command = ["-m", "tests.bench.official_runs", kind, str(root), str(to), *theirs, *what]
     print(" ".join(command), flush=True)
     subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    if who == "official":
+        again = ["-m", "vispe", "evaluate", "score", str(to), *scored]
+        subprocess.run([sys.executable, *again], check=True, stdout=subprocess.DEVNULL)
 
 
 def table(out: Path) -> None:

@@ -168,8 +168,9 @@ def run_score(options: Options) -> None:
     from vispe.evaluate.score import about
 
     before = protocol_of(options.folder)
-    if options.preset is not None:
-        before = preset(about(options.folder)["benchmark"], options.preset, before.task)
+    if options.preset is not None:  # but for what pass 1 did, which is done
+        named = preset(about(options.folder)["benchmark"], options.preset, before.task)
+        before = named.but(resize=before.resize, side=before.side)
     protocol = _scored(before, options)
     _tell(
         protocol,
