@@ -87,6 +87,18 @@ MODELS: dict[str, str] = {
     "mae_vit_base_patch16": "mae",
     "mae_vit_large_patch16": "mae",
     "mae_vit_huge_patch14": "mae",
+    "detr_resnet50": "detr",
+    "detr_resnet50_dc5": "detr",
+    "detr_resnet101": "detr",
+    "detr_resnet101_dc5": "detr",
+    "mask2former_swin_tiny": "mask2former",
+    "mask2former_resnet50": "mask2former",
+    "segformer_b0": "segformer",
+    "segformer_b1": "segformer",
+    "segformer_b2": "segformer",
+    "segformer_b3": "segformer",
+    "segformer_b4": "segformer",
+    "segformer_b5": "segformer",
 }
 
 EXTRACTORS: dict[str, str | None] = {

@@ -30,7 +30,7 @@ def on_grid(
     h, w = grid
     if min(h, w) < 1 or prefix < 0 or tokens.shape[1] != prefix + h * w:
         raise ValueError(f"{tokens.shape[1]} tokens are not a {h}x{w} grid behind {prefix} prefix tokens")
-    cells = tokens[:, prefix:].transpose(1, 2).unflatten(2, (h, w))
+    cells = tokens[:, prefix:].unflatten(1, (h, w)).permute(0, 3, 1, 2)  # channels last, also in a batch of one
     cells = convolve(cells).flatten(2).transpose(1, 2)
     return torch.cat((tokens[:, :prefix], cells), 1) if prefix else cells
 

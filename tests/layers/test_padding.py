@@ -1,0 +1,35 @@
+"""The real pixels of a padded batch are rectangles at the upper left."""
+
+import pytest
+import torch
+
+from vispe.layers.padding import rectangles, together
+
+IMAGES = torch.zeros(2, 3, 4, 5)
+
+
+def mask(*sizes: tuple[int, int]) -> torch.Tensor:
+    found = torch.zeros(len(sizes), 4, 5, dtype=torch.bool)
+    for own, (h, w) in zip(found, sizes, strict=True):
+        own[:h, :w] = True
+    return found
+
+
+def test_sizes_are_read_and_grouped():
+    sizes = rectangles(mask((4, 5), (2, 3)), IMAGES)
+    assert sizes == [(4, 5), (2, 3)]
+    assert together([*sizes, (4, 5)]) == {(4, 5): [0, 2], (2, 3): [1]}
+
+
+def test_another_shape_is_refused():
+    hole = mask((4, 5), (2, 3))
+    hole[1, 0, 0] = False
+    apart = mask((4, 5), (2, 3))
+    apart[1, 0, 2], apart[1, 3, 2] = False, True  # six pixels, not a rectangle
+    for wrong in (hole, apart, mask((4, 5), (0, 0))):
+        with pytest.raises(ValueError, match="image 1's do not"):
+            rectangles(wrong, IMAGES)
+    with pytest.raises(ValueError, match=r"mask is \[b, h, w\] of bool"):
+        rectangles(mask((4, 5)), IMAGES)
+    with pytest.raises(ValueError, match=r"got torch\.float32"):
+        rectangles(mask((4, 5), (2, 3)).float(), IMAGES)
