@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from vispe.files import write_atomically
 from vispe.metrics.classification import Tally
 from vispe.weights import build
 
+T = TypeVar("T")
 FORMAT = 1
 CHECKPOINTS = ("last.safetensors", "best.safetensors")
 
@@ -62,22 +63,7 @@ def normalised(images: Tensor, spec: Any) -> Tensor:
 
 def save(path: str | os.PathLike[str], classifier: Classifier, state: dict[str, Tensor] | None = None) -> None:
     """Write the file in one step. ``state``: weights to write instead of the model's own."""
-    from safetensors.torch import save as packed
-
-    spec = json.loads(json.dumps(dataclasses.asdict(classifier.model.spec)))  # type: ignore[call-overload]
-    about = {
-        "format": FORMAT,
-        "model": classifier.name,
-        "spec": spec,
-        "classes": classifier.classes,
-        "size": classifier.size,
-        "eval_crop": classifier.eval_crop,
-        "recipe": classifier.recipe,
-    }
-    state = classifier.model.state_dict() if state is None else state
-    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
-    data = packed(tensors, {"vispe": json.dumps(about)})  # by hand: save_file makes files only their owner can read
-    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+    write_trained(path, "classify", classifier, state)
 
 
 def load_classifier(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Classifier:
@@ -85,18 +71,65 @@ def load_classifier(path: str | os.PathLike[str], device: torch.device | str = "
 
     ``ValueError`` when it is no such file or its weights do not fit its spec.
     """
+
+    def made(about: dict[str, Any], model: nn.Module) -> Classifier:
+        size, classes = (int(about["size"][0]), int(about["size"][1])), tuple(map(str, about["classes"]))
+        return Classifier(model, about["model"], classes, size, float(about["eval_crop"]), dict(about["recipe"]))
+
+    return load_trained(path, "classify", made, device)
+
+
+# --- any trained file -------------------------------------------------------------------------------------------------
+
+
+def write_trained(
+    path: str | os.PathLike[str], task: str, trained: Any, state: dict[str, Tensor] | None = None
+) -> None:
+    """Write a dataclass like :class:`Classifier` in one step: ``model``'s weights, or ``state``; the rest as JSON."""
+    from safetensors.torch import save as packed
+
+    fields = {field.name: getattr(trained, field.name) for field in dataclasses.fields(trained)}
+    model, name = fields.pop("model"), fields.pop("name")
+    spec = json.loads(json.dumps(dataclasses.asdict(model.spec)))
+    about = {"format": FORMAT, "task": task, "model": name, "spec": spec, **fields}
+    state = model.state_dict() if state is None else state
+    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+    data = packed(tensors, {"vispe": json.dumps(about)})  # by hand: save_file makes files only their owner can read
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+
+
+def load_trained(
+    path: str | os.PathLike[str],
+    task: str,
+    made: Callable[[dict[str, Any], nn.Module], T],
+    device: torch.device | str = "cpu",
+) -> T:
+    """What ``made`` makes of the header and the model of a file, or of a run's folder, that was written for ``task``.
+
+    ``ValueError`` when it is no such file, is of another task, or its weights do not fit its spec.
+    """
     file = _file(path)
     about, state = _read(file)
+    if _task(about) != task:
+        raise ValueError(f"{str(file)!r} was trained to {_task(about)}, not to {task}")
     try:
         spec = {key: tuple(v) if isinstance(v, list) else v for key, v in about["spec"].items()}
         model = build(about["model"], **spec)
         model.load_state_dict(state)
-        size, classes = (int(about["size"][0]), int(about["size"][1])), tuple(map(str, about["classes"]))
-        made = Classifier(model, about["model"], classes, size, float(about["eval_crop"]), dict(about["recipe"]))
+        trained = made(about, model)
     except (KeyError, TypeError, RuntimeError, AttributeError, IndexError) as error:
         raise ValueError(f"{str(file)!r} does not fit together: {str(error).partition(chr(10))[0]}") from None
-    made.model.to(device).eval()
-    return made
+    model.to(device).eval()
+    return trained
+
+
+def task_of(path: str | os.PathLike[str]) -> str:
+    """What a trained file, or a run's folder, is for: "classify", "segment", ...; ``ValueError`` when it is none."""
+    return _task(_read(_file(path))[0])
+
+
+def _task(about: dict[str, Any]) -> str:
+    return str(about.get("task", "classify"))  # the first files did not say
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
@@ -121,7 +154,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{str(file)!r} is not a .safetensors file: {error}") from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{str(file)!r} holds weights but not a classifier that vispe trained")
+        raise ValueError(f"{str(file)!r} holds weights but not a model that vispe trained")
     return about, state
 
 

@@ -44,3 +44,17 @@ def place(tmp_path_factory):
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "data": {"root": str(root)}}))
     assert vispe_("train", folder / "tiny.yaml", "--out", folder / "run", "train.epochs=2", "evaluate_at=[24]") == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def segmented(tmp_path_factory):
+    """Scenes with masks, a recipe of segmentation, and the run of it."""
+    pytest.importorskip("lightning", reason="training needs lightning")
+    yaml = pytest.importorskip("yaml", reason="recipes need PyYAML")
+    from tests.train.test_segment import SEMANTIC, write_scenes
+
+    folder = tmp_path_factory.mktemp("scenes with spaces é")
+    root = write_scenes(folder / "scenes")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**SEMANTIC, "data": {"root": str(root)}}))
+    assert vispe_("train", folder / "tiny.yaml", "--out", folder / "run", "train.epochs=1") == 0
+    return folder

@@ -119,3 +119,32 @@ def test_mistakes_with_a_checkpoint(place, tmp_path, complaint):
     assert "17" in complaint("predict", place / "run", image, "--size", "17")
     assert "device 'cud'" in complaint("predict", place / "run", image, "--device", "cud")
     assert "looks at one --size, got 2" in complaint("predict", place / "run", image, "--size", "16", "24")
+
+
+# --- segmentation -----------------------------------------------------------------------------------------------------
+
+
+def test_predict_writes_masks(segmented, tmp_path, capfd):
+    images = sorted((segmented / "scenes" / "val" / "images").iterdir())
+    (tmp_path / "junk.png").write_text("junk")
+    words = ("predict", segmented / "run", *images, tmp_path / "junk.png", "--out", tmp_path / "masks")
+    assert vispe_(*words) == 0
+    out, err = capfd.readouterr()
+    assert out == f"wrote {tmp_path / 'masks'}: 5 images, 1 could not be read\n"
+    assert "junk.png" in err
+    names = {path.name for path in (tmp_path / "masks").iterdir()}
+    assert names == {f"{k}{end}" for k in range(5) for end in (".png", ".json", "_overlay.png")}
+
+
+def test_mistakes_of_segmentation(segmented, tmp_path, complaint):
+    image, run = segmented / "scenes" / "val" / "images" / "0.png", segmented / "run"
+    (tmp_path / "junk.png").write_text("junk")
+    assert "--size is N, the short side in pixels, got '32x48'" in complaint("predict", run, image, "--size", "32x48")
+    assert "would be written over" in complaint("predict", run, image, "--out", image.parent)
+    assert "junk.png" in complaint("predict", run, tmp_path / "junk.png")
+    train = ("train", segmented / "tiny.yaml", "--out", tmp_path / "run")
+    assert "model.num_classes is 7, the data has 3 classes" in complaint(*train, "model.num_classes=7")
+    assert "there is no folder '/nowhere'" in complaint(*train, "data.root=/nowhere")
+    assert "was trained to segment, not to classify" in complaint(
+        "evaluate", "classify", run, "--data", segmented / "scenes"
+    )

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from vispe.commands.words import command, extraction, inference, kinds_of, knobs, size_of
+from vispe.commands.words import command, extraction, inference, kinds_of, knobs, short_of, size_of
 
 
 @pytest.fixture
@@ -77,3 +77,10 @@ def test_sizes_are_height_by_width():
 def test_mistakes_in_sizes_are_named(text):
     with pytest.raises(ValueError, match=f"--size is N or HxW in pixels, got {text!r}"):
         size_of(text)
+
+
+def test_a_short_side():
+    assert short_of("384") == 384
+    for text in ("0", "32x32", "-3", ""):
+        with pytest.raises(ValueError, match="--size is N, the short side in pixels"):
+            short_of(text)

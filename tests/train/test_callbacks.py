@@ -33,6 +33,20 @@ def test_average_by_the_formula():
     assert seen == pytest.approx([1.0, second, second / 4 + 3.0], rel=1e-6)
 
 
+def test_buffers_are_averaged_where_asked():
+    """Running means as weights; counts of batches are taken over."""
+    from torch.optim.swa_utils import AveragedModel
+
+    made, norm = Average(decay=0.9, buffers=True), torch.nn.BatchNorm1d(1)
+    averaged = AveragedModel(norm, use_buffers=made._use_buffers, **made._kwargs)
+    for count, value in enumerate((1.0, 2.0)):
+        norm.running_mean.fill_(value)
+        norm.num_batches_tracked.fill_(count)
+        averaged.update_parameters(norm)
+    assert averaged.module.running_mean.item() == pytest.approx(2 / 11 + 9 / 11 * 2)
+    assert averaged.module.num_batches_tracked.item() == 1
+
+
 class Evil:
     def __reduce__(self):
         return (print, ("ran",))

@@ -280,9 +280,9 @@ def test_the_recipe_says_its_task(tmp_path, photos, capfd):
     assert "validation loss" in capfd.readouterr().out
     with open(out / "metrics.csv", newline="") as file:
         assert "val_loss" in next(csv.reader(file))
-    path.write_text(yaml.safe_dump({**TINY, "task": "segment"}))
+    path.write_text(yaml.safe_dump({**TINY, "task": "paint"}))
     assert cli.main(["train", str(path), "--out", str(out)]) == 2
-    assert "task is classify or pretrain, got 'segment'" in capfd.readouterr().err
+    assert "task is one of classify, pretrain, segment, got 'paint'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/pretrain").glob("*.yaml")), ids=lambda p: p.stem)

@@ -24,6 +24,7 @@ def test_confusion(tmp_path, count):
         [{"update": 1.0, "loss": 2.0, "lr": 0.1}],
         [{"update": 5.0, "val_loss": 1.0, "val_accuracy": 0.5, "val_top5": 1}],
         [{"update": 1.0, "loss": 2.0, "lr": 0.1}, {"update": 5.0, "val_loss": 1.0}],
+        [{"update": 5.0, "val_loss": 1.0, "val_miou": 0.5, "val_pixel_accuracy": 0.7}],
     ],
 )
 def test_curves(tmp_path, rows):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vispe.train.schedule import factor
+from vispe.train.schedule import factor, linear
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,9 @@ def test_without_warmup_it_begins_at_the_top():
 
 def test_warmup_may_be_all_there_is():
     assert factor(9, warmup=10, total=10, final=0.0) == 1.0
+
+
+def test_a_line():
+    """Half of two updates, all of it, then from 1 to 0.2 over four."""
+    seen = [linear(update, warmup=2, total=6, final=0.2) for update in range(8)]
+    assert seen == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])

@@ -8,7 +8,7 @@ from typing import Any
 
 from vispe.commands import benchmark
 from vispe.commands.printing import busy, print_rows
-from vispe.commands.words import command, inference, kinds_of, size_of
+from vispe.commands.words import command, inference, kinds_of, short_of, size_of
 
 
 def declare(commands: Any) -> None:
@@ -17,6 +17,14 @@ def declare(commands: Any) -> None:
     add = command(kinds, "classify", run_classify, "measure a trained checkpoint on labelled images")
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors that vispe trained, or a run's folder")
     add("--data", type=Path, required=True, metavar="DIR", help="class folders (or val/ or test/ with them), or a zip")
+    inference(add)
+    add("--out", type=Path, metavar="FILE.json", help="write the numbers, with those of each class")
+
+    add = command(kinds, "semantic", run_semantic, "measure a trained checkpoint on images with masks of classes")
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors that vispe trained, or a run's folder")
+    add("--data", type=Path, required=True, metavar="DIR", help="images and masks, or their val part")
+    add("--layout", default="auto", metavar="NAME", help="auto, ade20k, cityscapes or folders; default %(default)s")
+    add("--void", type=int, metavar="K", help="the index that means unknown in the masks; default: as in training")
     inference(add)
     add("--out", type=Path, metavar="FILE.json", help="write the numbers, with those of each class")
     benchmark.declare(kinds)
@@ -39,6 +47,37 @@ def run_classify(options: argparse.Namespace) -> None:
         rows.append((f"{size[0]}x{size[1]}", str(len(images)), *top))
         per_class = dict(zip(classifier.classes, tally.per_class(), strict=True))
         told.append({"size": list(size), **numbers, **timing, "per_class": per_class})
+    print_rows(rows)
+    if options.out is not None:
+        write_json(options.out, {"checkpoint": str(options.checkpoint), "data": str(options.data), "results": told})
+        print(f"wrote {options.out}")
+
+
+def run_semantic(options: argparse.Namespace) -> None:
+    from vispe.data.segmentation import SemanticSpec, open_semantic_part
+    from vispe.features import pick_device
+    from vispe.files import write_json
+    from vispe.segmenter import evaluate_semantic, load_segmenter
+
+    shorts: list[int | None] = [short_of(text) for text in options.size]
+    segmenter = load_segmenter(options.checkpoint, pick_device(options.device))
+    trained = segmenter.recipe.get("data", {})  # what an index means is a matter of the masks it was trained on
+    void = trained.get("void") if options.void is None else options.void
+    spec = SemanticSpec(
+        root=str(options.data), layout=options.layout, void=void, reduce_zero_label=trained.get("reduce_zero_label")
+    )
+    images = open_semantic_part(spec, segmenter.classes)
+    if not len(images):
+        raise ValueError(f"there are no images in {str(options.data)!r}")
+    rows, told = [["short side", "images", "mIoU", "pixel accuracy", "mean accuracy", "images/s"]], []
+    for short in shorts or [segmenter.short]:
+        with busy(f"evaluating at {short or 'their own size'}"):
+            tally, timing = evaluate_semantic(segmenter, images, short, batch_size=options.batch)
+        numbers = tally.summary()
+        scores = [f"{numbers[name]:.4f}" for name in ("miou", "pixel_accuracy", "mean_accuracy")]
+        rows.append([str(short or "own"), str(len(images)), *scores, f"{timing['images_per_second']:.1f}"])
+        per_class = dict(zip(segmenter.classes, tally.iou(), strict=True))
+        told.append({"short": short, **numbers, **timing, "per_class": per_class})
     print_rows(rows)
     if options.out is not None:
         write_json(options.out, {"checkpoint": str(options.checkpoint), "data": str(options.data), "results": told})

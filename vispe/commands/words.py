@@ -76,3 +76,10 @@ def size_of(text: str) -> tuple[int, int]:
     if not all(part.isdigit() and int(part) for part in parts) or len(parts) > 2:
         raise ValueError(f"--size is N or HxW in pixels, got {text!r}")
     return int(parts[0]), int(parts[-1])
+
+
+def short_of(text: str) -> int:
+    """``"384"``: the short side that images are brought to, where whole images are looked at."""
+    if not text.isdigit() or not int(text):
+        raise ValueError(f"--size is N, the short side in pixels, got {text!r}")
+    return int(text)

@@ -16,6 +16,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from vispe.files import write_atomically
 
 LAST = "last.ckpt"
+VALIDATED = ("loss", "accuracy", "top5", "miou", "pixel_accuracy")  # what metrics.csv has of a validation
+SAID = {"accuracy": "accuracy", "miou": "mIoU"}  # what the screen has of it besides the loss
 
 
 class AtomicIO(TorchCheckpointIO):
@@ -45,13 +47,17 @@ class Average(WeightAveraging):
     """``average = d * average + (1 - d) * weights`` after each update, ``d`` from ``decay_at``; at first the weights.
 
     The averaged weights take the place of the others until a validation is over: what is validated is what is kept.
+    ``buffers``: running means of batch norms are averaged alike, else they are the last ones.
     """
 
-    def __init__(self, decay: float) -> None:
+    def __init__(self, decay: float, buffers: bool = False) -> None:
         def average(averages: Any, weights: Any, count: Any) -> None:
-            torch._foreach_lerp_(averages, weights, 1 - decay_at(int(count), decay))
+            if averages[0].is_floating_point():
+                torch._foreach_lerp_(averages, weights, 1 - decay_at(int(count), decay))
+            else:  # counts of batches
+                torch._foreach_copy_(averages, weights)
 
-        super().__init__(use_buffers=False, multi_avg_fn=average)
+        super().__init__(use_buffers=buffers, multi_avg_fn=average)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Not yet: ``Keep`` is still to see them."""
@@ -61,19 +67,20 @@ class Average(WeightAveraging):
 
 
 class Keep(Callback):
-    """Exports the validated weights as ``last``, and as ``best`` when they are; goes before ``Average``.
+    """Exports the validated weights as ``last``, and as ``best`` when they are, by the number ``by``; goes before
+    ``Average``.
 
     ``export(state, name)`` writes the file; it is called in the first process only, with the model's own names.
     """
 
-    def __init__(self, export: Callable[[dict[str, Any], str], None]) -> None:
-        self.export, self.best = export, -1.0
+    def __init__(self, export: Callable[[dict[str, Any], str], None], by: str = "accuracy") -> None:
+        self.export, self.by, self.best = export, by, -1.0
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Every process takes part (the weights may be spread over them), the first one writes."""
         state = trainer.strategy.lightning_module_state_dict()
-        better = pl_module.validated["accuracy"] > self.best
-        self.best = max(self.best, pl_module.validated["accuracy"])
+        better = pl_module.validated[self.by] > self.best
+        self.best = max(self.best, pl_module.validated[self.by])
         if trainer.is_global_zero:
             own = {key.removeprefix("model."): value for key, value in state.items()}
             for name in ("best", "last") if better else ("last",):
@@ -138,7 +145,7 @@ class Record(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.since += time.perf_counter() - self._paused  # validation does not slow the training down
         told = pl_module.validated
-        self._log(trainer, {f"val_{name}": told[name] for name in ("loss", "accuracy", "top5") if name in told})
+        self._log(trainer, {f"val_{name}": told[name] for name in VALIDATED if name in told})
 
     def _log(self, trainer: pl.Trainer, numbers: dict[str, float]) -> None:
         for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -169,7 +176,8 @@ class Progress(Callback):
         if trainer.is_global_zero:
             told, plan = pl_module.validated, pl_module.plan
             epoch = -(-trainer.global_step // plan.updates_per_epoch)
-            said = f"val loss {told['loss']:.4f}" + (f", accuracy {told['accuracy']:.4f}" if "accuracy" in told else "")
+            scores = [f", {name} {told[key]:.4f}" for key, name in SAID.items() if key in told]
+            said = f"val loss {told['loss']:.4f}{''.join(scores)}"
             self.bar.console.print(f"epoch {epoch}/{plan.epochs}: {said}", highlight=False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:

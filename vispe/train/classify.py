@@ -25,7 +25,7 @@ from torch import nn
 
 from vispe import recipe as recipes
 from vispe.classifier import Classifier, evaluate, load_classifier, save
-from vispe.data.batches import Plan
+from vispe.data.batches import EvalSet, Plan, TrainSet
 from vispe.files import write_json
 from vispe.position.resample import patch_grid
 from vispe.train.callbacks import LAST, AtomicIO, Average, Keep, Progress, Record, Resume
@@ -60,7 +60,7 @@ def fit(
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def carried_out(kind: type[Run], recipe: Any, folder: Path, data: Data, say: Say) -> dict[str, Any]:
+def carried_out(kind: type[Run], recipe: Any, folder: Path, data: Any, say: Say) -> dict[str, Any]:
     """The report of a run; torch's and Lightning's settings are left as they were."""
     with torch.random.fork_rng(), _quiet_lightning():
         torch.manual_seed(recipe.train.seed)
@@ -73,7 +73,7 @@ def carried_out(kind: type[Run], recipe: Any, folder: Path, data: Data, say: Say
 class Run:
     """The state of one call of ``fit``. Other tasks are classes made of this one."""
 
-    def __init__(self, recipe: Any, folder: Path, data: Data, say: Say) -> None:
+    def __init__(self, recipe: Any, folder: Path, data: Any, say: Say) -> None:
         self.recipe, self.folder, self.data, self.say = recipe, folder, data, say
         self.first = first_process()
         self.started = time.time()
@@ -89,13 +89,11 @@ class Run:
         earlier = earlier_part(folder, data.fingerprint())
         self.update = update_reached(folder) if earlier is not None else 0
         self.model, self.loaded = self._model(earlier)
-        spec: Any = self.model.spec
-        self.size = pair(train.size) if train.size is not None else spec.image_size
-        self.sizes = list(dict.fromkeys([self.size, *map(pair, getattr(recipe, "evaluate_at", ()))]))
-        for size in self.sizes:
-            patch_grid(size, (spec.patch_size,) * 2)
-        if spec.channels != 3:
-            raise ValueError(f"photographs have 3 channels, the model takes {spec.channels}")
+        self.sizes = self._sizes(self.model.spec)
+        self.size = self.sizes[0]
+        channels: Any = self.model.spec.channels  # type: ignore[union-attr]
+        if channels != 3:
+            raise ValueError(f"photographs have 3 channels, the model takes {channels}")
 
     def run(self) -> dict[str, Any]:
         if self.first:
@@ -113,6 +111,15 @@ class Run:
             return fresh_model(given, classes), list(earlier["loaded"])
         return starting_model(given, classes)
 
+    def _sizes(self, spec: Any) -> list[tuple[int, int]]:
+        """The (h, w) of training images, then the others that are reported on; ``ValueError`` if patches do not tile
+        one."""
+        size = pair(self.recipe.train.size) if self.recipe.train.size is not None else spec.image_size
+        sizes = list(dict.fromkeys([size, *map(pair, getattr(self.recipe, "evaluate_at", ()))]))
+        for size in sizes:
+            patch_grid(size, (spec.patch_size,) * 2)
+        return sizes
+
     def _told(self) -> dict[str, Any]:
         return {
             "recipe": recipes.plain(self.recipe),
@@ -124,10 +131,7 @@ class Run:
     # --- training ---
 
     def _train(self) -> None:
-        recipe, plan, module = self.recipe, self.plan, self._module()
-        workers = recipe.run.workers if recipe.run.workers is not None else cores()
-        loaders = Loaders(self.data.train, self.data.val, recipe.augment, self.size, plan, workers)
-        trainer = self._trainer()
+        module, loaders, trainer = self._module(), self._loaders(), self._trainer()
         resumed = self.folder / LAST if self.update else None
         try:
             trainer.fit(module, datamodule=loaders, ckpt_path=resumed, weights_only=True)
@@ -137,6 +141,25 @@ class Run:
             raise
         trainer.strategy.barrier()
 
+    @property
+    def workers(self) -> int:
+        return self.recipe.run.workers if self.recipe.run.workers is not None else cores()
+
+    @property
+    def part(self) -> int:
+        """Images of one forward pass of one process."""
+        return max(self.plan.batch_size // (self.plan.world * self.plan.accumulate), 1)
+
+    @property
+    def device(self) -> str:
+        """Where the report is made."""
+        return "cuda" if torch.cuda.is_available() and self.recipe.run.accelerator != "cpu" else "cpu"
+
+    def _loaders(self) -> Loaders:
+        augment, size = self.recipe.augment, self.size
+        train = TrainSet(self.data.train, augment, size, self.plan.seed)
+        return Loaders(train, EvalSet(self.data.val, size, augment.eval_crop), self.plan, self.workers)
+
     def _module(self) -> Learning:
         recipe, classes = self.recipe, len(self.data.train.classes)
         return Classification(self.model, recipe.train, recipe.augment, self.plan, classes, self.folder)
@@ -144,6 +167,10 @@ class Run:
     def _keep(self) -> Callback:
         """What writes the validated weights."""
         return Keep(self._export)
+
+    def _average(self, decay: float) -> Callback:
+        """What averages the weights."""
+        return Average(decay)
 
     def _trainer(self) -> pl.Trainer:
         train, where, plan = self.recipe.train, self.recipe.run, self.plan
@@ -154,7 +181,7 @@ class Run:
             self._keep(),
         ]
         if train.ema is not None:
-            callbacks.append(Average(decay=train.ema))
+            callbacks.append(self._average(train.ema))
         callbacks.append(Resume(self.folder, train.save_every, validation))
         return pl.Trainer(
             accelerator=where.accelerator,
@@ -225,13 +252,10 @@ class Run:
 
     def _report(self) -> dict[str, Any]:
         recipe, classes = self.recipe, self.data.train.classes
-        device = "cuda" if torch.cuda.is_available() and recipe.run.accelerator != "cpu" else "cpu"
-        trained = load_classifier(self.folder / f"{recipe.train.report}.safetensors", device)
+        trained = load_classifier(self.folder / f"{recipe.train.report}.safetensors", self.device)
         results, tallies = [], []
-        part = max(self.plan.batch_size // (self.plan.world * self.plan.accumulate), 1)
-        workers = recipe.run.workers if recipe.run.workers is not None else cores()
         for size in self.sizes:
-            tally, timing = evaluate(trained, self.data.val, size, batch_size=part, workers=workers)
+            tally, timing = evaluate(trained, self.data.val, size, batch_size=self.part, workers=self.workers)
             tallies.append(tally)
             results.append({"size": list(size), **at_size(tally, timing)})
             self.say(f"accuracy at {size[0]} x {size[1]}: {results[-1]['accuracy']:.4f}")
@@ -239,7 +263,6 @@ class Run:
         draw_confusion(self.folder / "confusion.png", tallies[0].confusion, classes)
         draw_curves(self.folder / "curves.png", rows, self.plan.updates_per_epoch)
         report = self._numbers(results, rows, dict(zip(classes, tallies[0].per_class(), strict=True)))
-        report["peak_memory_mib"] = round(peak_memory(torch.device(device)), 1)
         write_json(self.folder / "report.json", report)
         (self.folder / LAST).unlink(missing_ok=True)
         self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and confusion.png")
@@ -276,6 +299,7 @@ class Run:
             "training_milliseconds_per_image": 1000 / speeds[len(speeds) // 2] if speeds else None,
             "seconds": round(time.time() - self.started, 1),
             "recipe": recipes.plain(self.recipe),
+            "peak_memory_mib": round(peak_memory(torch.device(self.device)), 1),
             "versions": versions(),
         }
 

@@ -13,7 +13,8 @@ from lightning.pytorch.loggers import Logger
 from vispe.files import write_atomically
 
 COLUMNS = (
-    "update", "loss", "lr", "grad_norm", "images_per_second", "val_loss", "val_accuracy", "val_top5",
+    "update", "loss", "lr", "grad_norm", "images_per_second", "val_loss", "val_accuracy", "val_top5", "val_miou",
+    "val_pixel_accuracy",
 )  # fmt: skip
 
 
@@ -71,4 +72,4 @@ def _rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline="", encoding="utf-8") as file:
         lines = [line for line in file if line.endswith("\n")]
     rows = csv.DictReader(lines)
-    return [row for row in rows if row.get("update", "").isdigit() and row.get("val_top5") is not None]
+    return [row for row in rows if row.get("update", "").isdigit() and None not in row.values()]

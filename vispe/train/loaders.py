@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from vispe.data.augment import AugmentSpec
-from vispe.data.batches import EvalSet, Parts, Plan, Shares, TrainSet, in_memory, loader
+from vispe.data.batches import Parts, Plan, Shares, in_memory, loader
 from vispe.data.classification import DataSpec, Images, open_data
 from vispe.data.verify import sound
 
@@ -43,18 +42,23 @@ def open_checked(spec: DataSpec, say: Say = print, opened: Opened = open_data) -
     parts: list[Images] = []
     skipped: list[str] = []
     for images in opened(spec):
-        with _looking_through(len(images)) as progress:
+        with looking_through(len(images)) as progress:
             images, broken = sound(images, spec.corrupt, progress)
         skipped += broken
         parts.append(in_memory(images) if spec.memory == "auto" else images)
-    if skipped:
-        what = "1 image cannot be read and is" if len(skipped) == 1 else f"{len(skipped)} images cannot be read and are"
-        say(f"{what} left out")
+    tell_left_out(skipped, say)
     return Data(parts[0], parts[1], tuple(skipped))
 
 
+def tell_left_out(skipped: Sequence[str], say: Say) -> None:
+    """Say how many images are not used."""
+    if skipped:
+        what = "1 image cannot be read and is" if len(skipped) == 1 else f"{len(skipped)} images cannot be read and are"
+        say(f"{what} left out")
+
+
 @contextmanager
-def _looking_through(count: int) -> Iterator[Callable[[int, int], object] | None]:
+def looking_through(count: int) -> Iterator[Callable[[int, int], object] | None]:
     """Progress of decoding ``count`` images, on stderr of the first process."""
     if not first_process():
         yield None
@@ -74,27 +78,25 @@ def first_process() -> bool:
 
 
 class Loaders(pl.LightningDataModule):
-    """Training images in ``plan``'s order and validation images, both at ``size`` (h, w)."""
+    """Training images in ``plan``'s order and validation images; ``bring`` is what makes a loader of a set."""
 
     def __init__(
-        self, train: Images, val: Images, augment: AugmentSpec, size: tuple[int, int], plan: Plan, workers: int
+        self, train_set: Any, val_set: Any, plan: Plan, workers: int, bring: Callable[..., Any] = loader
     ) -> None:
         super().__init__()
-        self.plan, self.workers = plan, workers
-        self.train_set = TrainSet(train, augment, size, plan.seed)
-        self.val_set = EvalSet(val, size, augment.eval_crop)
+        self.train_set, self.val_set, self.plan, self.workers, self.bring = train_set, val_set, plan, workers, bring
 
     def train_dataloader(self) -> Any:
         """From ``global_step``: 0, or what a checkpoint has restored."""
         assert self.trainer is not None
         assert self.trainer.world_size == self.plan.world, (self.trainer.world_size, self.plan.world)
-        return loader(self.train_set, Parts(self._own(), self.trainer.global_step), self.workers, self._pinned)
+        return self.bring(self.train_set, Parts(self._own(), self.trainer.global_step), self.workers, self._pinned)
 
     def val_dataloader(self) -> Any:
         plan = self._own()
         batch_size = max(plan.batch_size // (plan.world * plan.accumulate), 1)
         shares = Shares(len(self.val_set), batch_size, plan.world, plan.rank)
-        return loader(self.val_set, shares, self.workers, self._pinned)
+        return self.bring(self.val_set, shares, self.workers, self._pinned)
 
     def _own(self) -> Plan:
         assert self.trainer is not None

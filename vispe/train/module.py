@@ -30,30 +30,32 @@ class Learning(pl.LightningModule):
     """``model`` learns by ``spec``; ``plan`` says how many updates there are, ``out`` gets a bad batch.
 
     ``told`` holds the numbers of the last update, ``validated`` of the last validation, the same in all processes.
-    What is learnt, ``loss_of`` a batch, and how it is validated is up to the classes made of this one.
+    What is learnt, ``loss_of`` a batch, and how it is validated is up to the classes made of this one; ``shape`` is
+    that of the learning rate over the updates.
     """
+
+    shape = staticmethod(factor)
 
     def __init__(self, model: nn.Module, spec: TrainSpec, plan: Plan, out: Path) -> None:
         super().__init__()
         self.model, self.spec, self.plan, self.out = model.train(), spec, plan, out
-        self.depth = int(model.spec.depth)  # type: ignore[union-attr, arg-type]
         self.places = places(model)
         self.told: dict[str, float] = {}
         self.validated: dict[str, float] = {}
         self._losses: list[Tensor] = []
-        self._batches: list[Batch] = []
+        self._batches: list[Any] = []
 
-    def loss_of(self, batch: Batch, batch_idx: int) -> Tensor:
+    def loss_of(self, batch: Any, batch_idx: int) -> Tensor:
         """The mean loss of a batch; ``batch_idx`` counts the forward passes of the whole run."""
         raise NotImplementedError
 
     # --- training ---
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Chance in the network and in mixing follows from the number of the batch: a resumed run has the same."""
         torch.manual_seed(mixed(self.spec.seed, batch_idx, self.global_rank, -2))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if batch.problem:
             raise ImageError(batch.problem)
         loss = self.loss_of(batch, batch_idx)
@@ -92,10 +94,8 @@ class Learning(pl.LightningModule):
             "bad_batch.safetensors" if self.global_rank == 0 else f"bad_batch_{self.global_rank}.safetensors"
         )
         if not math.isfinite(own) or math.isfinite(loss):
-            held = {
-                name: torch.cat([getattr(b, name) for b in self._batches]) for name in ("images", "labels", "indices")
-            }
-            held = {name: value.cpu().contiguous() for name, value in held.items()}
+            names = [name for name, value in self._batches[0]._asdict().items() if isinstance(value, Tensor)]
+            held = {name: torch.cat([getattr(b, name) for b in self._batches]).cpu().contiguous() for name in names}
             about = {"update": str(update), "loss": str(own), "grad_norm": str(norm)}
             write_atomically(where, lambda temporary: save_file(held, temporary, about))
         what = f"the loss became {loss}" if not math.isfinite(loss) else f"the gradient's norm became {norm}"
@@ -110,20 +110,23 @@ class Learning(pl.LightningModule):
         made = groups(
             ((name.removeprefix("model."), p) for name, p in self._named()),
             self.places,
-            lr=spec.lr,
             weight_decay=spec.weight_decay,
-            layer_decay=spec.layer_decay,
-            last=self.depth + 1,
+            **self._rates(),
         )
         optimizer = torch.optim.AdamW(made, lr=spec.lr, betas=spec.betas)
         warmup = round(spec.warmup_epochs * self.plan.updates_per_epoch)
         total = self.plan.updates
 
         def of(update: int) -> float:
-            return factor(update, warmup=min(warmup, total), total=total, final=spec.final_lr)
+            return self.shape(update, warmup=min(warmup, total), total=total, final=spec.final_lr)
 
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, of)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _rates(self) -> dict[str, Any]:
+        """The learning rates of ``groups``, layer by layer."""
+        depth = int(self.model.spec.depth)  # type: ignore[union-attr, arg-type]
+        return {"lr": self.spec.lr, "layer_decay": self.spec.layer_decay, "last": depth + 1}
 
     def _named(self) -> Any:
         """Parameters of the model; with FSDP those of the wrapped one, whose names have more parts."""

@@ -39,7 +39,7 @@ from vispe.train.curves import read_curves
 from vispe.train.folder import finished_report
 from vispe.train.loaders import Data, Say, open_checked
 from vispe.train.module import Learning
-from vispe.train.report import draw_curves, peak_memory
+from vispe.train.report import draw_curves
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
 from vispe.train.start import checked_knobs, variant
 from vispe.weights import build, load
@@ -260,8 +260,6 @@ class _Pretraining(Run):
             "classify": self._classify(model.spec),
             **self._about(rows),
         }
-        gpu = torch.cuda.is_available() and self.recipe.run.accelerator != "cpu"
-        report["peak_memory_mib"] = round(peak_memory(torch.device("cuda" if gpu else "cpu")), 1)
         write_json(self.folder / "report.json", report)
         (self.folder / LAST).unlink(missing_ok=True)
         self.say(f"validation loss {report['validation_loss']:.4f}")

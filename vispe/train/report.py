@@ -15,6 +15,7 @@ from vispe.files import write_atomically
 from vispe.metrics.classification import Tally
 
 LIBRARIES = ("vispe", "torch", "torchvision", "lightning", "numpy", "pillow")
+SCORES = {"val_accuracy": "top 1", "val_top5": "top 5", "val_miou": "mIoU", "val_pixel_accuracy": "accuracy"}
 NAMED = 30  # of more classes than this, the axes of the confusion matrix carry no names
 
 
@@ -59,7 +60,7 @@ def draw_confusion(path: Path, confusion: torch.Tensor, classes: Sequence[str]) 
     part = (confusion / confusion.sum(1, keepdim=True).clamp(min=1)).cpu().numpy()
     count = len(classes)
     side = min(max(3.5, 1.8 + 0.42 * count), 14)
-    figure = _figure(side + 0.8, side)
+    figure = new_figure(side + 0.8, side)
     axes = figure.add_subplot()
     shown = axes.imshow(part, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(shown, ax=axes, fraction=0.046)
@@ -77,10 +78,11 @@ def draw_confusion(path: Path, confusion: torch.Tensor, classes: Sequence[str]) 
 
 
 def draw_curves(path: Path, rows: Sequence[Mapping[str, float]], updates_per_epoch: int) -> None:
-    """Loss of training and validation, accuracy of validation (where there is one) and learning rate, over epochs."""
-    blind = any("val_loss" in row for row in rows) and not any("val_accuracy" in row for row in rows)
-    figure = _figure(7 if blind else 10, 3.2)
-    loss, *accuracies, rate = figure.subplots(1, 2 if blind else 3)
+    """Loss of training and validation, scores of validation (where there are) and learning rate, over epochs."""
+    seen = {name for row in rows for name in row}
+    blind = "val_loss" in seen and not seen & SCORES.keys()
+    figure = new_figure(7 if blind else 10, 3.2)
+    loss, *scores, rate = figure.subplots(1, 2 if blind else 3)
 
     def draw(axes: Any, column: str, label: str, style: str = "-") -> None:
         points = [(row["update"] / updates_per_epoch, row[column]) for row in rows if column in row]
@@ -90,11 +92,12 @@ def draw_curves(path: Path, rows: Sequence[Mapping[str, float]], updates_per_epo
 
     draw(loss, "loss", "training")
     draw(loss, "val_loss", "validation", "o-")
-    for accuracy in accuracies:
-        draw(accuracy, "val_accuracy", "top 1", "o-")
-        draw(accuracy, "val_top5", "top 5", "o-")
+    for axes in scores:
+        for column, label in SCORES.items():
+            draw(axes, column, label, "o-")
     draw(rate, "lr", "highest" if blind else "head")
-    titled = [(loss, "loss"), *((axes, "accuracy (validation)") for axes in accuracies), (rate, "learning rate")]
+    what = "pixels" if "val_miou" in seen else "accuracy"
+    titled = [(loss, "loss"), *((axes, f"{what} (validation)") for axes in scores), (rate, "learning rate")]
     for axes, title in titled:
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epoch", fontsize=9)
@@ -108,7 +111,8 @@ def _short(name: str) -> str:
     return name if len(name) <= 22 else f"{name[:21]}…"
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """In inches, white, drawn without a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The learning rate over a run: a linear warm-up, then half a cosine. Stepped per update; a function of its number."""
+"""The learning rate over a run: a linear warm-up, then half a cosine or a line. A function of the update's number."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def factor(update: int, *, warmup: int, total: int, final: float) -> float:
         return (update + 1) / warmup
     t = min((update - warmup) / max(total - warmup, 1), 1.0)
     return final + (1 - final) * (1 + math.cos(math.pi * t)) / 2
+
+
+def linear(update: int, *, warmup: int, total: int, final: float) -> float:
+    """The same along a line, ``final + (1 - final) (1 - t)``: what is called a polynomial schedule of power 1."""
+    if update < warmup:
+        return (update + 1) / warmup
+    return final + (1 - final) * (1 - min((update - warmup) / max(total - warmup, 1), 1.0))

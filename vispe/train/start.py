@@ -2,62 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from vispe import recipe as recipes
-from vispe.classifier import Classifier, load_classifier
+from vispe.classifier import load_classifier
 from vispe.models import home
+from vispe.models.segformer import SegFormerSpec
+from vispe.models.vit import ViTSpec
+from vispe.spec import Spec
 from vispe.train.spec import ModelSpec
 from vispe.weights import build, load
 
+KINDS: dict[type[Spec], str] = {ViTSpec: "image classifier", SegFormerSpec: "network for semantic segmentation"}
 
-def fresh_model(given: ModelSpec, classes: int) -> nn.Module:
+
+def fresh_model(given: ModelSpec, classes: int, kind: type[Spec] = ViTSpec) -> nn.Module:
     """The recipe's model, its weights drawn from torch's CPU generator; ``ValueError`` for a wrong name or knob."""
-    return build(given.name, **model_overrides(given), num_classes=classes)
+    return build(given.name, **{**model_overrides(given, kind), "num_classes": classes})
 
 
-def starting_model(given: ModelSpec, classes: int) -> tuple[nn.Module, list[str]]:
+def starting_model(
+    given: ModelSpec, classes: int, kind: type[Spec] = ViTSpec, reader: Callable[[str], Any] = load_classifier
+) -> tuple[nn.Module, list[str]]:
     """The recipe's model with the weights it asks for, and a sentence for each that is resampled, dropped or fresh.
 
-    A file that ``fit`` wrote says itself at which size its positions are; for others ``source_size`` does.
+    ``kind``: of model, one of ``KINDS``. A file that a training wrote, which ``reader`` knows, says itself at which
+    size its positions are; for others ``source_size`` does.
     """
     if given.weights == "fresh":
-        return fresh_model(given, classes), []
-    trained = _trained(given.weights)
+        return fresh_model(given, classes, kind), []
+    trained = _trained(given.weights, reader)
     if trained is not None:
-        return _adapted(fresh_model(given, classes), trained, given.weights)
+        return _adapted(fresh_model(given, classes, kind), trained, given.weights)
     weights = None if given.weights == "published" else given.weights
-    overrides = {**model_overrides(given), "num_classes": classes}
+    overrides = {**model_overrides(given, kind), "num_classes": classes}
     model = load(given.name, weights, given.origin, given.source_size, **overrides)
     return model, list(model.report)  # type: ignore[arg-type]
 
 
-def _trained(weights: str) -> Classifier | None:
-    """The classifier in a file or run of ``fit``; None for other weights."""
+def _trained(weights: str, reader: Callable[[str], Any]) -> Any:
+    """The model in a file or run that was trained here; None for other weights."""
     try:
-        return None if weights == "published" else load_classifier(weights)
+        return None if weights == "published" else reader(weights)
     except ValueError:
         return None
 
 
-def _adapted(model: nn.Module, trained: Classifier, weights: str) -> tuple[nn.Module, list[str]]:
+def _adapted(model: nn.Module, trained: Any, weights: str) -> tuple[nn.Module, list[str]]:
     try:
         state = model.adapt(trained.model.state_dict(), trained.model.spec)  # type: ignore[operator]
         model.load_state_dict(state)
     except RuntimeError as error:
         spec: Any = trained.model.spec
-        shape = f"patch_size {spec.patch_size}, width {spec.width}, depth {spec.depth}, heads {spec.heads}"
+        names = ("patch_size", "width", "widths", "depth", "depths", "heads", "head_width")
+        shape = ", ".join(f"{name} {getattr(spec, name)}" for name in names if hasattr(spec, name))
         raise ValueError(f"{weights!r} holds a {trained.name} of another shape: {shape}") from error
     return model, list(model.report)  # type: ignore[arg-type]
 
 
-def model_overrides(given: ModelSpec) -> dict[str, Any]:
+def model_overrides(given: ModelSpec, kind: type[Spec] = ViTSpec) -> dict[str, Any]:
     """The knobs for the model's own spec, checked against its types; ``ValueError`` names an unknown or wrong one."""
     spec = variant(given)
-    if not hasattr(spec, "image_size") or not hasattr(spec, "num_classes"):
-        raise ValueError(f"{given.name} is no image classifier")
+    if not isinstance(spec, kind):
+        raise ValueError(f"{given.name} is no {KINDS[kind]}")
     return checked_knobs(given, spec)
 
 
