@@ -249,7 +249,9 @@ class CacheReader:
         try:
             self.file = h5py.File(path, "r")
             self.made: dict[str, Any] = json.loads(self.file.attrs["made"])
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except PermissionError:
+            raise PermissionError(13, "Permission denied", self.path) from None
+        except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{self.path!r} is damaged, or not a file that vispe made") from error
 
     def __enter__(self) -> Self:
@@ -269,7 +271,8 @@ class CacheReader:
 
     def names(self) -> list[str]:
         """The entries' names, in the order they were asked for."""
-        return [as_name(key) for key in self.file]
+        with self._readable():
+            return [as_name(key) for key in self.file]
 
     def hashes(self) -> dict[str, str]:
         """Key -> fingerprint."""
@@ -290,9 +293,11 @@ class CacheReader:
             return Entry({array: group[array][()] for array in wanted}, attributes)
 
     def _group(self, name: str) -> Any:
-        if name not in self:
+        with self._readable():
+            found = self.file[as_key(name)] if name in self else None
+        if found is None:
             raise KeyError(f"{self.path!r} has no entry {name!r}")
-        return self.file[as_key(name)]
+        return found
 
     def _readable(self) -> Any:
         return _Damage(self.path)
@@ -307,7 +312,7 @@ class _Damage:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None and issubclass(kind, (OSError, KeyError, RuntimeError)):
+        if kind is not None and issubclass(kind, (OSError, LookupError, RuntimeError, AttributeError, TypeError)):
             raise ValueError(f"{self.path!r} is damaged: remove it and run it again") from error
 
 

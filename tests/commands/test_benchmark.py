@@ -102,7 +102,8 @@ def test_images_and_their_homography(hpatches, tmp_path, capfd):
     views = [hpatches / "v_one" / f"{k}.ppm" for k in (1, 2)]
     words = ("evaluate", "images", *views, "--homography", hpatches / "v_one/H_1_2", *SIFT, "--resize-long", "0")
     assert vispe_(*words, "--out", tmp_path / "run") == 0
-    assert "1 pairs" in capfd.readouterr().out
+    assert "1 pair\n" in (told := capfd.readouterr().out)
+    assert "error in px" in told, "the one number that is wanted"
 
 
 def test_what_an_index_holds(measured_data, capfd):
@@ -165,5 +166,26 @@ def test_stress_needs_no_download(hpatches, tmp_path, capfd):
     first = next(line.split() for line in told.splitlines() if line.startswith("rotation"))
     assert first[:4] == ["rotation", "0", "1", "100.0"]
     assert (tmp_path / "run/curves.png").is_file()
-    assert "exact: vispe's own" in told
+    assert "exact, changed: max_keypoints (vispe's own" in told
     assert "rotation, scale" in complaint_of(capfd, *words[:4], "--kinds", "fog", "--out", tmp_path / "other")
+
+
+def test_a_score_in_another_folder_leaves_the_first(hpatches, tmp_path, capfd):
+    out, other = tmp_path / "run", tmp_path / "other"
+    assert vispe_("evaluate", "hpatches", "--root", hpatches, *SIFT, "--resize-long", "0", "--out", out) == 0
+    before = (out / "scores.json").read_bytes()
+    line = ("evaluate", "score", out, "--estimators", "opencv", "--threshold", "0.5", "opencv=1,0.5", "--out", other)
+    assert vispe_(*line) == 0
+    told = capfd.readouterr().out
+    assert "glue-factory, changed: resize, side, estimators, thresholds" in told
+    assert (out / "scores.json").read_bytes() == before
+    assert json.loads((other / "scores.json").read_text())["protocol"]["thresholds"] == {"opencv": [0.5, 1.0]}
+    assert vispe_(*line) == 2
+    assert "is not empty" in capfd.readouterr().err
+
+
+def test_what_is_told_is_what_was_done(hpatches, tmp_path, capfd):
+    out = tmp_path / "run"
+    assert vispe_("evaluate", "hpatches", "--root", hpatches, *SIFT, "--max-keypoints", "90", "--out", out) == 0
+    assert vispe_("evaluate", "score", out, "--preset", "loftr") == 0
+    assert "at most 90" in capfd.readouterr().out.split("loftr")[1]

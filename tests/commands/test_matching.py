@@ -281,7 +281,7 @@ def test_a_failure_while_writing_leaves_the_earlier_results(images, tmp_path, mo
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     assert vispe_(*words) == 2
-    assert "No space left" in capsys.readouterr().err
+    assert "no space left" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -175,6 +177,7 @@ def make_run(tmp_path):
         if change:
             change(scores)
         write_rows(run / "pairs.csv", columns)
+        scores["pairs_csv"] = hashlib.sha256((run / "pairs.csv").read_bytes()).hexdigest()
         write_json(run / "scores.json", scores)
         seconds = {"extract": {"images": 8, "seconds_mean": 0.25}, "match": {"pairs": pairs, "seconds_mean": 0.04}}
         write_json(run / "timing.json", {**seconds, "score": {"seconds": 3.0, "pairs": pairs}})

@@ -292,6 +292,7 @@ def test_the_files_of_a_score(handmade):
     assert made["benchmark"] == "images"
     assert made["task"] == "homography"
     assert made["pairs"] == made["groups"]["all"]["pairs"] == 4
+    assert len(made["pairs_csv"]) == 64
     assert made["made"] == {"extractor": "by hand", "matcher": "hand", "max_keypoints": 9, "resize": 0, "side": "short"}
     assert made["protocol"]["max_keypoints"] == 9, "what was done, not what was asked"
     timing = json.loads((run / "timing.json").read_text())
@@ -309,6 +310,45 @@ def test_scores_repeat_to_the_byte_alone_and_together(handmade):
         score(run, Protocol(**OWN), workers=workers)
         seen.append([(run / name).read_bytes() for name in ("scores.json", "pairs.csv")])
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_a_stopped_score_is_no_score_rather_than_a_mixed_one(handmade, monkeypatch):
+    """Whatever the moment: nothing of an earlier score stays beside the new rows."""
+    from vispe.evaluate import score as module
+    from vispe.evaluate.runs import read_run
+
+    run = handmade(homographies(), [content(moved())])
+    score(run, Protocol(**OWN))
+    for name in ("report.html", "tune.json", "curves.png"):
+        (run / name).write_text("of the earlier score")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_json", stop)
+        with pytest.raises(KeyboardInterrupt):
+            score(run, Protocol(max_matches=3, **OWN))
+    assert sorted(path.name for path in run.iterdir()) == ["features.h5", "matches.h5", "pairs.csv", "run.json"]
+    with pytest.raises(ValueError, match=r"scores\.json"):
+        read_run(run)
+
+
+def test_rows_of_another_score_are_refused(handmade):
+    from vispe.evaluate.runs import read_run
+
+    run = handmade(homographies(), [content(moved())])
+    score(run, Protocol(**OWN))
+    read_run(run)
+    text = (run / "pairs.csv").read_text()
+    (run / "pairs.csv").write_text(text.replace(",8,8,8,", ",8,8,7,"))
+    with pytest.raises(ValueError, match=r"pairs\.csv' is not the one that scores\.json was made of"):
+        read_run(run)
+
+
+def test_versions_of_what_estimates_are_told(handmade):
+    made = score(handmade(homographies(), [content(moved())]), Protocol(**OWN))
+    assert {"numpy", "poselib"} <= set(made["libraries"])
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

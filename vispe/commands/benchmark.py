@@ -59,6 +59,7 @@ def declare(kinds: Any) -> None:
     add = command(kinds, "score", run_score, "score what a run has predicted once more, otherwise", SCORE_HELP)
     add("folder", metavar="RUN", type=Path)
     _scoring(add)
+    add("--out", type=Path, metavar="DIR", help="another folder for this score; default: RUN's own score is replaced")
 
     add = command(kinds, "compare", run_compare, "runs side by side, with the differences of their pairs")
     add("folders", metavar="RUN", nargs="+", type=Path)
@@ -147,36 +148,23 @@ def run_images(options: Options) -> None:
 
 def run_stress(options: Options) -> None:
     from vispe.data.stress import KINDS, stress
-    from vispe.evaluate.curves import curve_rows, draw_curves
-    from vispe.evaluate.runs import read_run
 
-    kinds = tuple(options.kinds or KINDS)
-    where = options.out / "images"
-    scores = _run(
-        options, lambda: stress(where, options.images, kinds=kinds, setting=options.setting, seed=options.seed)
-    )
-    if scores is not None:
-        run = read_run(options.out)
-        draw_curves([run], options.out / "curves.png")
-        print_rows(curve_rows(run))
-        print(f"wrote {options.out / 'curves.png'}")
+    kinds, where = tuple(options.kinds or KINDS), options.out / "images"
+    _run(options, lambda: stress(where, options.images, kinds=kinds, setting=options.setting, seed=options.seed))
 
 
 def run_score(options: Options) -> None:
-    from vispe.evaluate.benchmark import protocol_of, rescore
-    from vispe.evaluate.protocol import preset
+    from vispe.evaluate.benchmark import protocol_of, rescore, run_beside
+    from vispe.evaluate.protocol import preset, renamed
     from vispe.evaluate.score import about
 
     before = protocol_of(options.folder)
     if options.preset is not None:  # but for what pass 1 did, which is done
         named = preset(about(options.folder)["benchmark"], options.preset, before.task)
         before = named.but(resize=before.resize, side=before.side)
-    protocol = _scored(before, options)
-    _tell(
-        protocol,
-        rescore(options.folder, protocol, workers=options.workers, tuned=options.tune is not None),
-        options.folder,
-    )
+    protocol = renamed(_scored(before, options), about(options.folder)["benchmark"])
+    folder = options.folder if options.out is None else run_beside(options.folder, options.out)
+    _tell(rescore(folder, protocol, workers=options.workers, tuned=options.tune is not None), folder)
 
 
 def run_compare(options: Options) -> None:
@@ -190,16 +178,16 @@ def run_compare(options: Options) -> None:
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-def _run(options: Options, open_pairs: Callable[[], PairSet]) -> dict[str, Any] | None:
+def _run(options: Options, open_pairs: Callable[[], PairSet]) -> None:
     from vispe.evaluate.benchmark import benchmark
     from vispe.evaluate.predict import Pipeline
-    from vispe.evaluate.protocol import preset
+    from vispe.evaluate.protocol import preset, renamed
 
     pairs = open_pairs()
     if pairs.task == "none":
         raise ValueError(f"{pairs.name}: nothing is known of the pairs to score by; vispe match-pairs matches them")
     protocol = preset(pairs.name, options.preset, pairs.task)
-    protocol = _scored(_looked(protocol, options), options)
+    protocol = renamed(_scored(_looked(protocol, options), options), pairs.name)
     given = {name: getattr(options, name) for name in SETTINGS}
     trained = EXTRACTORS[options.extractor] is not None
     given["matcher"] = options.matcher or ("lightglue" if trained else "mutual_nn")
@@ -211,8 +199,7 @@ def _run(options: Options, open_pairs: Callable[[], PairSet]) -> dict[str, Any] 
         workers=options.workers, tuned=options.tune is not None,
     )  # fmt: skip
     if scores is not None:
-        _tell(protocol, scores, options.out)
-    return scores
+        _tell(scores, options.out)
 
 
 def _looked(protocol: Protocol, options: Options) -> Protocol:
@@ -243,26 +230,30 @@ def _thresholds(words: list[str], estimators: tuple[str, ...]) -> dict[str, tupl
     """``["1.5"]`` or ``["opencv=0.5", "poselib=1,2,3"]`` by estimator."""
     from vispe.evaluate.protocol import UNBOUNDED
 
-    made = {}
+    made: dict[str, list[float]] = {}
     for word in words:
         name, equals, text = word.rpartition("=")
         try:
-            values = tuple(float(number) for number in text.split(","))
+            values = [float(number) for number in text.split(",")]
         except ValueError:
             raise ValueError(f"--threshold takes numbers, or estimator=numbers, got {word!r}") from None
-        made.update(dict.fromkeys([name] if equals else [e for e in estimators if e not in UNBOUNDED], values))
-    return made
+        for estimator in [name] if equals else [e for e in estimators if e not in UNBOUNDED]:
+            made.setdefault(estimator, []).extend(values)
+    return {name: tuple(dict.fromkeys(values)) for name, values in made.items()}
 
 
-def _tell(protocol: Protocol, scores: dict[str, Any], folder: Path) -> None:
-    from vispe.evaluate.benchmark import auc_rows, mean_rows, protocol_rows
+def _tell(scores: dict[str, Any], folder: Path) -> None:
+    from vispe.evaluate.benchmark import auc_rows, curve_table, mean_rows, pair_rows, protocol_rows
+    from vispe.evaluate.protocol import Protocol
 
-    note = f", {scores['note']}" if scores["note"] else ""
+    note, count = f", {scores['note']}" if scores["note"] else "", scores["pairs"]
     made = scores["made"]
     who = f"{made['extractor']} + {made['matcher']}" + (", adaptive" if made.get("adaptive") else "")
-    print(f"{scores['benchmark']}{note}: {who}, {scores['pairs']} pairs")
-    print_rows(protocol_rows(protocol))
-    for rows in (auc_rows(scores), mean_rows(scores)):
-        print()
-        print_rows(rows)
-    print(f"wrote {folder / 'report.html'}, scores.json and pairs.csv")
+    print(f"{scores['benchmark']}{note}: {who}, {count} pair{'s' * (count != 1)}")
+    print_rows(protocol_rows(Protocol.of(**scores["protocol"])))
+    for rows in (pair_rows(folder), auc_rows(scores), mean_rows(scores), curve_table(folder)):
+        if rows:
+            print()
+            print_rows(rows)
+    there = [name for name in ("scores.json", "pairs.csv", "tune.json", "curves.png") if (folder / name).is_file()]
+    print(f"wrote {folder / 'report.html'}, {', '.join(there[:-1])} and {there[-1]}")

@@ -35,8 +35,8 @@ def timing(found: Matches) -> list[tuple[str, str]]:
 
 def complain(who: str, what: object) -> int:
     """One line on stderr, whatever the message holds; the exit code of a mistake."""
-    if isinstance(what, OSError) and what.strerror and what.filename is not None:  # without its number
-        what = f"{what.filename}: {what.strerror.lower()}"
+    if isinstance(what, OSError) and what.strerror:  # without its number
+        what = (f"{what.filename}: " if what.filename is not None else "") + what.strerror.lower()
     print(f"{who}: {' '.join(str(what).splitlines()) or type(what).__name__}", file=sys.stderr)
     return 2
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vispe.data.pairs import PairSet
+from vispe.evaluate.curves import curve_rows, draw_curves
 from vispe.evaluate.predict import Pipeline, predict
 from vispe.evaluate.protocol import Protocol
 from vispe.evaluate.report import Fetch, write_report
-from vispe.evaluate.runs import read_run
+from vispe.evaluate.runs import printable, read_run
 from vispe.evaluate.score import Cache, framed, right, score
 from vispe.evaluate.tune import tune
 from vispe.files import write_json
 
 Cells = list[tuple[str, ...]]
+FEW = 10  # pairs that are told one by one
 SHOWN = 6  # groups on the console; of more, only all together: the page and the file have them
 
 
@@ -64,18 +67,35 @@ def rescore(run: Path, protocol: Protocol, *, workers: int = 1, tuned: bool = Fa
     scores = score(run, protocol, workers=workers)
     if tuned:
         tune(run, protocol, workers=workers)
-    else:
-        (run / "tune.json").unlink(missing_ok=True)  # it may be another protocol's
+    if scores["benchmark"] == "stress":
+        draw_curves([read_run(run)], run / "curves.png")
     write_report(read_run(run), _root(run), _fetch(run, protocol), run / "report.html")
     return scores
 
 
+def run_beside(run: Path, other: Path) -> Path:
+    """The folder ``other`` with the predictions of ``run``, linked where the disk can, to be scored in another way."""
+    if other.exists() and any(other.iterdir()):
+        raise ValueError(f"{str(other)!r} is not empty; name another folder")
+    other.mkdir(parents=True, exist_ok=True)
+    for name in ("features.h5", "matches.h5", "run.json"):
+        try:
+            os.link(run / name, other / name)  # both are replaced, never written into: a link is as good as a copy
+        except OSError:
+            shutil.copy2(run / name, other / name)
+    return other
+
+
 def protocol_of(run: Path) -> Protocol:
     """The protocol that a run was made with; ``ValueError`` when it says none."""
+    path = run / "run.json"
+    if not path.is_file():
+        raise ValueError(f"there is no run of a benchmark in {str(run)!r}")
     try:
-        return Protocol.of(**json.loads((run / "run.json").read_text(encoding="utf-8"))["protocol"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"there is no run of a benchmark in {str(run)!r}") from error
+        told = json.loads(path.read_text(encoding="utf-8"))["protocol"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is damaged: predict again") from error
+    return Protocol.of(**told)
 
 
 def _root(run: Path) -> Path | None:
@@ -106,7 +126,7 @@ def protocol_rows(protocol: Protocol) -> Cells:
     p = protocol
     size = "as they are" if p.resize == 0 else f"{p.resize[0]} x {p.resize[1]}" if isinstance(p.resize, tuple) else None
     rows: Cells = [
-        ("protocol", f"{p.name}: {p.source}" if p.source else p.name),
+        ("protocol", f"{p.name} ({p.source})" if p.source else p.name),
         ("images", size or f"{p.side} side {p.resize}"),
         ("keypoints", f"at most {p.max_keypoints}"),
         ("matches", f"the best {p.max_matches}" if p.max_matches else "all"),
@@ -120,6 +140,27 @@ def protocol_rows(protocol: Protocol) -> Cells:
     if p.task == "pose":
         rows.append(("epipolar", {"mean": "mean distance", "squared_sum": "sum of squared distances"}[p.epipolar]))
     return rows
+
+
+def pair_rows(run: Path) -> Cells:
+    """A line for each pair with its errors, where there are few enough to read."""
+    read = read_run(run)
+    if read.pairs > FEW:
+        return []
+    columns = [(line["estimator"], read.errors(line["estimator"], line["threshold"])) for line in read.lines()]
+    head = ("image 0", "image 1", "matches", *(f"{name}, error in {read.unit}" for name, _ in columns))
+    names = zip(map(printable, read.text("image0")), map(printable, read.text("image1")), strict=True)
+    rows = [
+        (*both, str(read.numbers()["matches"][i]), *(f"{errors[i]:.3g}" for _, errors in columns))
+        for i, both in enumerate(names)
+    ]
+    return [head, *rows]
+
+
+def curve_table(run: Path) -> Cells:
+    """Of stress: a line for each kind and level."""
+    read = read_run(run)
+    return [tuple(row) for row in curve_rows(read)] if read.benchmark == "stress" else []
 
 
 def auc_rows(scores: dict[str, Any]) -> Cells:

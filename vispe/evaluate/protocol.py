@@ -69,7 +69,7 @@ class Protocol(Spec):
         if isinstance(self.resize, list | tuple):
             object.__setattr__(self, "resize", tuple(self.resize))
         for name in ("estimators", "auc", "epipolar_thresholds"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         given = {name: _listed(value) for name, value in self.thresholds.items()}
         self._check_names(given)
         self._check_numbers(given)
@@ -145,6 +145,16 @@ def presets(benchmark: str) -> dict[str, dict[str, Any]]:
     """The tables of presets that a benchmark has, by name."""
     path = shared("data") / f"{TABLES.get(benchmark, benchmark)}.toml"
     return tomllib.loads(path.read_text(encoding="utf-8")).get("preset", {})
+
+
+def renamed(protocol: Protocol, benchmark: str) -> Protocol:
+    """The protocol under its preset's name, and where it is not that preset any more, with what was changed."""
+    name = protocol.name.partition(",")[0]
+    if name not in presets(benchmark):
+        return protocol
+    base, now = preset(benchmark, name, protocol.task).plain(), protocol.plain()
+    changed = [key for key in now if key not in ("name", "source") and now[key] != base[key]]
+    return protocol.but(name=f"{name}, changed: {', '.join(changed)}" if changed else name)
 
 
 def preset(benchmark: str, name: str | None, task: str) -> Protocol:

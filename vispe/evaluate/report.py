@@ -67,7 +67,7 @@ def write_report(run: Run, root: Path | None, fetch: Fetch | None, out: Path) ->
 
 def _lead(run: Run) -> str:
     what = {"homography": "homography estimation", "pose": "relative pose estimation"}[run.task]
-    note = f" Not all of it: {words(run.scores['note'])}." if run.scores.get("note") else ""
+    note = f" Of it: {words(run.scores['note'])}." if run.scores.get("note") else ""
     lead = f'<p class="lead">{run.pairs} pairs, {what}, protocol {words(_name(run))}.{note}</p>'
     if not run.lines():
         return lead
@@ -358,7 +358,12 @@ def _protocol(run: Run) -> str:
 
 
 def _made(run: Run) -> str:
-    known = {**run.scores["made"], "vispe": run.scores["version"], "pairs": run.pairs}
+    known = {
+        **run.scores["made"],
+        "vispe": run.scores["version"],
+        **run.scores.get("libraries", {}),
+        "pairs": run.pairs,
+    }
     seconds = {f"seconds to {stage}": value for stage, value in told_seconds(run).items()}
     times = page.facts("Mean time for an image or a pair, on the machine it ran on", seconds) if seconds else ""
     return page.section("run", "Run", page.facts("What was run", known), times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -113,6 +114,10 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     scores = _json(folder / "scores.json", _again(folder))
     _check_scores(scores, folder)
     rows = read_rows(folder / "pairs.csv", _again(folder))
+    if hashlib.sha256((folder / "pairs.csv").read_bytes()).hexdigest() != scores.get("pairs_csv", ""):
+        raise ValueError(
+            f"{_shown(folder / 'pairs.csv')} is not the one that scores.json was made of: {_again(folder)}"
+        )
     wanted = [*TEXT, *(error_column(scores["task"], e["estimator"], e["threshold"]) for e in _entries(scores))]
     if missing := [name for name in wanted if name not in rows]:
         raise ValueError(f"{_shown(folder / 'pairs.csv')} has no column {missing[0]!r}: {_again(folder)}")

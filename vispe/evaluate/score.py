@@ -7,12 +7,15 @@ depend on the cached files and the protocol alone, to the byte. ``timing.json`` 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ ACCURACY = tuple(range(1, 11))  # pixels of mean matching accuracy
 PRECISION = (1, 3)  # pixels
 POSITIVE = 3.0  # pixels within which two keypoints are the same point
 EPIPOLAR = {"mean": epipolar_distance_mean, "squared_sum": epipolar_distance_squared_sum}
+DERIVED = ("scores.json", "pairs.csv", "timing.json", "tune.json", "report.html", "curves.png")
 RECENT = 32  # images whose keypoints are kept at hand
 Row = dict[str, Any]
 
@@ -57,9 +61,12 @@ Row = dict[str, Any]
 def score(run: Path, protocol: Protocol, *, workers: int = 1) -> dict[str, Any]:
     """Score the cached matches in the folder ``run``; what ``scores.json`` then holds.
 
-    ``workers``: processes that estimate. ``ValueError`` when the cache is not there, not whole, or not of one making.
+    ``workers``: processes that estimate. What an earlier score has left goes first and ``scores.json`` comes last, with
+    the sha256 of its ``pairs.csv``. ``ValueError`` when the cache is not there, not whole, or not of one making.
     """
     start = time.perf_counter()
+    if workers < 1:
+        raise ValueError(f"workers are at least 1, got {workers}")
     with Cache(run) as cache:
         protocol, made, seconds = cache.effective(protocol), cache.made(), cache.seconds()
     columns = rows_of(run, protocol, workers=workers)
@@ -67,16 +74,30 @@ def score(run: Path, protocol: Protocol, *, workers: int = 1) -> dict[str, Any]:
     scores = {
         **about(run),
         "version": vispe.__version__,
+        "libraries": libraries(),
         "task": protocol.task,
         "pairs": pairs,
         "protocol": protocol.plain(),
         "made": made,
         "groups": grouped(columns, protocol),
     }
+    for made_of in DERIVED:  # of an earlier score: a run that is stopped here is one without a score, never a mixed one
+        (run / made_of).unlink(missing_ok=True)
     write_rows(run / "pairs.csv", columns)
-    write_json(run / "scores.json", scores)
+    write_json(
+        run / "scores.json", {**scores, "pairs_csv": hashlib.sha256((run / "pairs.csv").read_bytes()).hexdigest()}
+    )
     write_json(run / "timing.json", {**seconds, "score": {"seconds": time.perf_counter() - start, "pairs": pairs}})
-    return scores
+    return json.loads((run / "scores.json").read_text(encoding="utf-8"))
+
+
+def libraries() -> dict[str, str]:
+    """The versions of what estimates and adds up."""
+    found = {}
+    for name in ("numpy", "poselib", "opencv-python-headless", "opencv-python"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def rows_of(run: Path, protocol: Protocol, *, workers: int = 1, what: str = "scoring") -> dict[str, list[Any]]:
@@ -109,6 +130,9 @@ class Cache:
         self.keypoints = functools.lru_cache(RECENT)(self._keypoints)
         if not self.names:
             raise ValueError(f"there are no pairs in {str(run / 'matches.h5')!r}")
+        for file, key in ((self.matches, "matcher"), (self.features, "extractor")):
+            if key not in file.made:
+                raise ValueError(f"{file.path!r} is damaged, or another kind of file: it does not name its {key}")
         if self.matches.made.get("features") != self.features.made:
             raise ValueError(f"the matches in {str(run)!r} were made from other features than lie there; predict again")
 
