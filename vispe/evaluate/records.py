@@ -1,10 +1,10 @@
 """A pair as it lies in ``matches.h5``: its name, its truth, and the fingerprint of what its matches came from.
 
-A pair is a group named ``IMAGE0 NUL NUL IMAGE1``, percent-encoded (an image that was turned is ``NAME NUL TURNS``), with
-``matches [k, 2]`` int32, indices into the two images' ``keypoints`` in ``features.h5``, ``scores [k]`` float32, and as
-attributes its ``group``, the ``seconds`` it took, and the truth: ``homography [3, 3]``, or ``K0``, ``K1``, ``pose [4, 4]``,
-``pixel`` (where K puts the first pixel's centre) and ``K_size`` (h, w) if K is of resized images. The file's ``made``
-(JSON) tells the matcher, its weights' sha256 and how the features were made.
+A pair is a group named ``IMAGE0 NUL NUL IMAGE1``, percent-encoded (an image that was turned is ``NAME NUL TURNS``),
+with ``matches [k, 2]`` int32, indices into the two images' ``keypoints`` in ``features.h5``, ``scores [k]`` float32,
+and as attributes its ``group``, the ``seconds`` it took, and the truth: ``homography [3, 3]``, or ``K0``, ``K1``,
+``pose [4, 4]``, ``pixel`` (where K puts the first pixel's centre) and ``K_size`` (h, w) if K is of resized images. The
+file's ``made`` (JSON) tells the matcher, its weights' sha256 and how the features were made.
 """
 
 from __future__ import annotations
