@@ -90,13 +90,44 @@ def table(out: Path) -> None:
                 print("|", " | ".join([*map(str, which[1:]), *auc, *(" / ".join(both) for both in rest)]), "|")
 
 
+def seconds(data: Path, rounds: int = 3) -> None:
+    """Extraction of an image and matching of a pair of Strecha, ours and the official package's in turns, 2 threads."""
+    import torch
+
+    from tests.bench.official_runs import Official
+    from tests.bench.timing import in_turns
+    from vispe.data.images import read_image
+    from vispe.evaluate.predict import Pipeline
+
+    torch.set_num_threads(2)
+    images = [read_image(data / f"strecha_1024/fountain-P11/{k:04d}.jpg") for k in (4, 5)]
+    print("| extractor | keypoints | matcher | official / ours | ours, seconds |")
+    for extractor in EXTRACTORS[:3]:
+        for keypoints in KEYPOINTS:
+            for adaptive in (False, True):
+                same = {"max_keypoints": keypoints, "resize": 1024, "side": "long", "adaptive": adaptive}
+                ours = Pipeline(extractor=extractor, device="cpu", **same).load()
+                theirs = Official(extractor=extractor, matcher="lightglue", **same)
+                f0, f1 = (ours.extract(image) for image in images)
+                jobs = {f"LightGlue{', adaptive' * adaptive}": (ours.match_features, theirs.match_features, (f0, f1))}
+                if not adaptive:
+                    jobs["extraction"] = (ours.extract, theirs.extract, (images[0], "image"))
+                for what, (our, their, given) in jobs.items():
+                    ratio, took = in_turns(lambda f=our, g=given: f(*g), lambda f=their, g=given: f(*g), rounds)
+                    print(f"| {extractor} | {keypoints} | {what} | {ratio:.2f} | {took:.2f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", choices=SETS, help="one of the two sets")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--seconds", action="store_true", help="only time both")
     given = parser.parse_args()
+    if given.seconds:
+        seconds(given.data)
+        return
     if not given.table:
         for which in (which for which in runs() if given.only in (None, which[0])):
             for who in ("ours", "official"):

@@ -51,6 +51,8 @@ def test_one_line_gives_the_table_of_the_published_protocol(hpatches, tmp_path, 
     assert "hpatches, 2 of 108 sequences: sift + mutual_nn, 10 pairs" in told
     assert "short side 480" in told
     assert "glue-factory" in told
+    assert "seconds to extract" in told
+    assert "seconds to match" in told
     for estimator in ("poselib", "opencv", "dlt"):
         assert f"\n{estimator} " in told
     scores = json.loads((out / "scores.json").read_text())

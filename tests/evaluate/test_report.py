@@ -170,6 +170,13 @@ def test_a_part_of_a_benchmark_is_said_to_be_one(make_run):
     assert any("Of it: 4 of 108 <sequences>." in text for text in page.text)
 
 
+def test_curves_of_stress_are_on_the_page(make_run):
+    run = make_run()
+    assert "kind and level of stress" not in " ".join(made(run)[0].text)
+    (run.path / "curves.png").write_bytes(b"\x89PNG")
+    assert any("AUC by kind and level of stress" in text for text in made(run)[0].text)
+
+
 def test_best_median_and_worst_by_hand():
     errors = np.array([5.0, 1.0, np.inf, 3.0, 2.0, 4.0, np.nan, 0.5])
     assert extremes(errors, 2) == {"best": [7, 1], "median": [3, 5], "worst": [6, 2]}

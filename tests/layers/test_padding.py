@@ -21,7 +21,7 @@ def test_sizes_are_read_and_grouped():
     assert together([*sizes, (4, 5)]) == {(4, 5): [0, 2], (2, 3): [1]}
 
 
-def test_another_shape_is_refused():
+def test_mistakes_are_named():
     hole = mask((4, 5), (2, 3))
     hole[1, 0, 0] = False
     apart = mask((4, 5), (2, 3))

@@ -243,7 +243,7 @@ def _thresholds(words: list[str], estimators: tuple[str, ...]) -> dict[str, tupl
 
 
 def _tell(scores: dict[str, Any], folder: Path) -> None:
-    from vispe.evaluate.benchmark import auc_rows, curve_table, mean_rows, pair_rows, protocol_rows
+    from vispe.evaluate.benchmark import auc_rows, curve_table, mean_rows, pair_rows, protocol_rows, second_rows
     from vispe.evaluate.protocol import Protocol
 
     note, count = f", {scores['note']}" if scores["note"] else "", scores["pairs"]
@@ -251,7 +251,7 @@ def _tell(scores: dict[str, Any], folder: Path) -> None:
     who = f"{made['extractor']} + {made['matcher']}" + (", adaptive" if made.get("adaptive") else "")
     print(f"{scores['benchmark']}{note}: {who}, {count} pair{'s' * (count != 1)}")
     print_rows(protocol_rows(Protocol.of(**scores["protocol"])))
-    for rows in (pair_rows(folder), auc_rows(scores), mean_rows(scores), curve_table(folder)):
+    for rows in (pair_rows(folder), auc_rows(scores), mean_rows(scores), curve_table(folder), second_rows(folder)):
         if rows:
             print()
             print_rows(rows)

@@ -14,7 +14,7 @@ from vispe.evaluate.curves import curve_rows, draw_curves
 from vispe.evaluate.predict import Pipeline, predict
 from vispe.evaluate.protocol import Protocol
 from vispe.evaluate.report import Fetch, write_report
-from vispe.evaluate.runs import printable, read_run
+from vispe.evaluate.runs import printable, read_run, told_seconds
 from vispe.evaluate.score import Cache, framed, right, score
 from vispe.evaluate.tune import tune
 from vispe.files import write_json
@@ -155,6 +155,11 @@ def pair_rows(run: Path) -> Cells:
         for i, both in enumerate(names)
     ]
     return [head, *rows]
+
+
+def second_rows(run: Path) -> Cells:
+    """How long an image and a pair took, on average, when they were predicted."""
+    return [(f"seconds to {stage}", f"{value:.3f}") for stage, value in told_seconds(read_run(run)).items()]
 
 
 def curve_table(run: Path) -> Cells:

@@ -6,6 +6,7 @@ page.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import tomllib
@@ -191,7 +192,17 @@ def published(benchmark: str, preset: str) -> list[Claim]:
 def _curves(run: Run) -> str:
     plots = [_recall(run), *_accuracies(run), *_sensitivity(run), _counts(run)]
     inside = "\n".join(page.picture(svg, words(caption), above=True) for svg, caption in plots if svg)
-    return page.section("curves", "Curves", f'<div class="plots">\n{inside}\n</div>')
+    return page.section("curves", "Curves", *_levels(run), f'<div class="plots">\n{inside}\n</div>')
+
+
+def _levels(run: Run) -> list[str]:
+    """Of stress its subject: what ``curves.png`` in the run's folder draws, by kind and level."""
+    path = run.path / "curves.png"
+    if not path.is_file():
+        return []
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    image = f'<img src="data:image/png;base64,{data}" alt="AUC by kind and level of stress">'
+    return [page.picture(image, "AUC by kind and level of stress", above=True)]
 
 
 def _plot(name: str, caption: str, draw: Callable[[Any], object]) -> tuple[str, str]:

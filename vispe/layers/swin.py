@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -111,7 +111,7 @@ def _attention(block: Any, x: Float[Tensor, "b h w c"], apart: Tensor | None) ->
     return out[:, :h, :w]
 
 
-def _windows(x: Float[Tensor, "b h w c"], window: Windows) -> Float[Tensor, "n area c"]:
+def _windows(x: Shaped[Tensor, "b h w c"], window: Windows) -> Shaped[Tensor, "n area c"]:
     """Windows row by row, image after image."""
     y, z = window
     x = x.unflatten(2, (-1, z)).unflatten(1, (-1, y)).transpose(2, 3)
