@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -48,6 +49,16 @@ def write_atomically(path: str | os.PathLike[str], writer: Callable[[Path], obje
     """``writer(temporary)`` writes the file, which then takes the place of ``path``; see ``atomic``."""
     with atomic(path) as temporary:
         writer(temporary)
+
+
+def remembered(path: Path) -> dict[str, Any]:
+    """The JSON mapping in ``path``; empty when it is not there or damaged, as what is only remembered can be found out
+    again."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def write_json(path: str | os.PathLike[str], obj: object) -> None:

@@ -184,8 +184,7 @@ def _run(options: Options, open_pairs: Callable[[], PairSet]) -> None:
     from vispe.evaluate.protocol import preset, renamed
 
     pairs = open_pairs()
-    if pairs.task == "none":
-        raise ValueError(f"{pairs.name}: nothing is known of the pairs to score by; vispe match-pairs matches them")
+    pairs.check_truth()  # before a protocol is looked for
     protocol = preset(pairs.name, options.preset, pairs.task)
     protocol = renamed(_scored(_looked(protocol, options), options), pairs.name)
     given = {name: getattr(options, name) for name in SETTINGS}
@@ -245,13 +244,15 @@ def _thresholds(words: list[str], estimators: tuple[str, ...]) -> dict[str, tupl
 def _tell(scores: dict[str, Any], folder: Path) -> None:
     from vispe.evaluate.benchmark import auc_rows, curve_table, mean_rows, pair_rows, protocol_rows, second_rows
     from vispe.evaluate.protocol import Protocol
+    from vispe.evaluate.runs import read_run
 
+    run = read_run(folder)
     note, count = f", {scores['note']}" if scores["note"] else "", scores["pairs"]
     made = scores["made"]
     who = f"{made['extractor']} + {made['matcher']}" + (", adaptive" if made.get("adaptive") else "")
     print(f"{scores['benchmark']}{note}: {who}, {count} pair{'s' * (count != 1)}")
     print_rows(protocol_rows(Protocol.of(**scores["protocol"])))
-    for rows in (pair_rows(folder), auc_rows(scores), mean_rows(scores), curve_table(folder), second_rows(folder)):
+    for rows in (pair_rows(run), auc_rows(scores), mean_rows(scores), curve_table(run), second_rows(run)):
         if rows:
             print()
             print_rows(rows)

@@ -199,13 +199,19 @@ def in_memory(images: Images) -> Images:
 def loader(data: TrainSet | EvalSet, batches: Parts | Shares, workers: int, pinned: bool = False) -> DataLoader[Any]:
     """A loader of ``Batch``; ``workers`` processes, none for images in memory. ``pinned`` for an accelerator."""
     workers = 0 if data.pixels is not None else workers
+    return brought(data, batches, workers, pinned, persistent=isinstance(data, TrainSet))
+
+
+def brought(data: Dataset[Any], batches: Any, workers: int, pinned: bool, *, persistent: bool) -> DataLoader[Any]:
+    """A loader of what ``data.__getitems__`` makes of each of ``batches``, as it is; ``persistent`` workers outlive a
+    pass."""
     return DataLoader(
         data,
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=pinned,
-        persistent_workers=workers > 0 and isinstance(data, TrainSet),
+        persistent_workers=workers > 0 and persistent,
     )
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vispe.data.images import ImageError
-from vispe.files import write_json
+from vispe.files import remembered, write_json
 from vispe.paths import cache_dir
 
 LOSSY = ("JPEG", "WEBP", "JPEG2000", "AVIF")
@@ -59,7 +57,7 @@ def histograms(masks: Sequence[str], progress: Progress | None = None) -> Iterat
     """
     folder = os.path.dirname(masks[0]) if masks else ""
     path = cache_dir() / "verified" / f"masks-{hashlib.sha256(folder.encode(errors='replace')).hexdigest()[:24]}.json"
-    known, keys = _remembered(path), [_stamped(mask) for mask in masks]
+    known, keys = remembered(path), [_stamped(mask) for mask in masks]
     todo = [i for i, key in enumerate(keys) if key not in known]
 
     def attempt(i: int) -> tuple[int, Mapping[str, int] | str]:
@@ -97,11 +95,3 @@ def _stamped(mask: str) -> str:
     except OSError:
         return f"{mask}|gone"
     return f"{mask}|{state.st_size}-{state.st_mtime_ns}"
-
-
-def _remembered(path: Path) -> dict[str, Any]:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}

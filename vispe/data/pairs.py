@@ -109,6 +109,11 @@ class PairSet:
         both = (((p.image0, p.turns0), (p.image1, p.turns1)) for p in self.pairs)
         return list(dict.fromkeys(image for pair in both for image in pair))
 
+    def check_truth(self) -> None:
+        """A ``ValueError`` when nothing is known of the pairs that a score could go by."""
+        if self.task == "none":
+            raise ValueError(f"{self.name}: nothing is known of the pairs to score by; vispe match-pairs matches them")
+
     def check_files(self) -> None:
         """A ``ValueError`` tells how many image files are missing and the first of them."""
         names = list(dict.fromkeys(name for name, _ in self.images))

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vispe.data.augment import mixed, photo
+from vispe.data.batches import brought
 from vispe.data.coco import Coco, Sample
 from vispe.data.coco_verify import wrong_size
 from vispe.data.images import ImageError, read_image
@@ -349,15 +350,4 @@ def _batch(
 
 def scene_loader(data: TrainScenes | EvalScenes, batches: Any, workers: int, pinned: bool = False) -> DataLoader[Any]:
     """A loader of ``SceneBatch``; ``batches``: ``Parts`` for training, ``Shares`` for evaluation."""
-    return DataLoader(
-        data,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        pin_memory=pinned,
-        persistent_workers=workers > 0 and isinstance(data, TrainScenes),
-    )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    return brought(data, batches, workers, pinned, persistent=isinstance(data, TrainScenes))

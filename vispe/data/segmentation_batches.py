@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vispe.data.augment import mixed
-from vispe.data.batches import Parts, Shares
+from vispe.data.batches import Parts, Shares, brought
 from vispe.data.images import ImageError
 from vispe.data.segmentation import VOID, SemanticImages, SemanticSample
 from vispe.data.sizes import resized
@@ -225,18 +225,7 @@ def semantic_loader(
     data: SemanticTrainSet | SemanticEvalSet, batches: Parts | Shares, workers: int, pinned: bool = False
 ) -> DataLoader[Any]:
     """A loader of :class:`SemanticBatch` by ``workers`` processes; ``pinned`` for an accelerator."""
-    return DataLoader(
-        data,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        pin_memory=pinned,
-        persistent_workers=workers > 0 and isinstance(data, SemanticTrainSet),
-    )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    return brought(data, batches, workers, pinned, persistent=isinstance(data, SemanticTrainSet))
 
 
 def _failed(index: Tensor, error: ImageError) -> SemanticBatch:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from vispe.data.classification import Images
 from vispe.data.images import ImageError
-from vispe.files import write_json
+from vispe.files import remembered, write_json
 from vispe.paths import cache_dir
 
 Progress = Callable[[int, int], object]  # (images done, images in all)
@@ -29,7 +27,7 @@ def broken(images: Images, progress: Progress | None = None) -> dict[int, str]:
         / "verified"
         / f"{hashlib.sha256(keys[0].rsplit('|', 1)[0].encode(errors='replace')).hexdigest()[:24]}.json"
     )
-    known = _remembered(path)
+    known = remembered(path)
     todo = [i for i, key in enumerate(keys) if key not in known]
     for done, (i, reason) in enumerate(_decoded(images, todo), 1):
         known[keys[i]] = reason
@@ -66,14 +64,6 @@ def _stamp(images: Images, i: int) -> str:
         return images.source.stamp(int(images.where[i]))
     except OSError as error:
         return f"gone: {error.strerror}"
-
-
-def _remembered(path: Path) -> dict[str, str]:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def _decoded(images: Images, todo: list[int]) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ from vispe.evaluate.curves import curve_rows, draw_curves
 from vispe.evaluate.predict import Pipeline, predict
 from vispe.evaluate.protocol import Protocol
 from vispe.evaluate.report import Fetch, write_report
-from vispe.evaluate.runs import printable, read_run, told_seconds
+from vispe.evaluate.runs import Run, printable, read_run, told_seconds
 from vispe.evaluate.score import Cache, framed, right, score
 from vispe.evaluate.tune import tune
 from vispe.files import write_json
@@ -40,10 +40,7 @@ def benchmark(
     ``pipeline`` takes from the protocol how large images are looked at and how many keypoints there are. What is there
     already is not done again. Errors are those of ``predict`` and ``score``.
     """
-    if pairs.task == "none":
-        raise ValueError(
-            f"{pairs.name}: nothing is known of the pairs, they cannot be scored; vispe match-pairs matches them"
-        )
+    pairs.check_truth()
     pairs.check_files()
     seen = {name: getattr(protocol, name) for name in ("resize", "side", "max_keypoints")}
     knobs = {**protocol.knobs.get(pipeline.extractor, {}), **pipeline.knobs}
@@ -67,9 +64,10 @@ def rescore(run: Path, protocol: Protocol, *, workers: int = 1, tuned: bool = Fa
     scores = score(run, protocol, workers=workers)
     if tuned:
         tune(run, protocol, workers=workers)
-    if scores["benchmark"] == "stress":
-        draw_curves([read_run(run)], run / "curves.png")
-    write_report(read_run(run), _root(run), _fetch(run, protocol), run / "report.html")
+    read = read_run(run)
+    if read.benchmark == "stress":
+        draw_curves([read], run / "curves.png")
+    write_report(read, _root(run), _fetch(run, protocol), run / "report.html")
     return scores
 
 
@@ -142,30 +140,28 @@ def protocol_rows(protocol: Protocol) -> Cells:
     return rows
 
 
-def pair_rows(run: Path) -> Cells:
+def pair_rows(run: Run) -> Cells:
     """A line for each pair with its errors, where there are few enough to read."""
-    read = read_run(run)
-    if read.pairs > FEW:
+    if run.pairs > FEW:
         return []
-    columns = [(line["estimator"], read.errors(line["estimator"], line["threshold"])) for line in read.lines()]
-    head = ("image 0", "image 1", "matches", *(f"{name}, error in {read.unit}" for name, _ in columns))
-    names = zip(map(printable, read.text("image0")), map(printable, read.text("image1")), strict=True)
+    columns = [(line["estimator"], run.errors(line["estimator"], line["threshold"])) for line in run.lines()]
+    head = ("image 0", "image 1", "matches", *(f"{name}, error in {run.unit}" for name, _ in columns))
+    names = zip(map(printable, run.text("image0")), map(printable, run.text("image1")), strict=True)
     rows = [
-        (*both, str(read.numbers()["matches"][i]), *(f"{errors[i]:.3g}" for _, errors in columns))
+        (*both, str(run.numbers()["matches"][i]), *(f"{errors[i]:.3g}" for _, errors in columns))
         for i, both in enumerate(names)
     ]
     return [head, *rows]
 
 
-def second_rows(run: Path) -> Cells:
+def second_rows(run: Run) -> Cells:
     """How long an image and a pair took, on average, when they were predicted."""
-    return [(f"seconds to {stage}", f"{value:.3f}") for stage, value in told_seconds(read_run(run)).items()]
+    return [(f"seconds to {stage}", f"{value:.3f}") for stage, value in told_seconds(run).items()]
 
 
-def curve_table(run: Path) -> Cells:
+def curve_table(run: Run) -> Cells:
     """Of stress: a line for each kind and level."""
-    read = read_run(run)
-    return [tuple(row) for row in curve_rows(read)] if read.benchmark == "stress" else []
+    return [tuple(row) for row in curve_rows(run)] if run.benchmark == "stress" else []
 
 
 def auc_rows(scores: dict[str, Any]) -> Cells:

@@ -84,11 +84,10 @@ def score(run: Path, protocol: Protocol, *, workers: int = 1) -> dict[str, Any]:
     for made_of in DERIVED:  # of an earlier score: a run that is stopped here is one without a score, never a mixed one
         (run / made_of).unlink(missing_ok=True)
     write_rows(run / "pairs.csv", columns)
-    write_json(
-        run / "scores.json", {**scores, "pairs_csv": hashlib.sha256((run / "pairs.csv").read_bytes()).hexdigest()}
-    )
+    scores["pairs_csv"] = hashlib.sha256((run / "pairs.csv").read_bytes()).hexdigest()
+    write_json(run / "scores.json", scores)
     write_json(run / "timing.json", {**seconds, "score": {"seconds": time.perf_counter() - start, "pairs": pairs}})
-    return json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    return scores
 
 
 def libraries() -> dict[str, str]:
