@@ -91,3 +91,13 @@ def test_json_refuses_what_json_lacks(tmp_path, value):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "x.json", {"a": [value]})
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_remembered_is_a_mapping_or_nothing(tmp_path):
+    from vispe.files import remembered
+
+    path = tmp_path / "known.json"
+    assert remembered(path) == {}
+    for text, known in (('{"a": 1}', {"a": 1}), ("[1]", {}), ("{", {}), ("", {})):
+        path.write_text(text)
+        assert remembered(path) == known

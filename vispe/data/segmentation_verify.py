@@ -11,6 +11,7 @@ from torch import Tensor
 from vispe.data.images import ImageError
 from vispe.data.indices import Progress, histograms, threaded
 from vispe.data.segmentation import VOID, SemanticImages
+from vispe.data.verify import check_enough
 
 
 class Survey(NamedTuple):
@@ -61,11 +62,7 @@ def sound_semantic(
     ``ValueError`` names the first one instead and counts the others."""
     problems = survey(images, progress).problems
     sentences = list(problems.values())
-    if problems and corrupt == "refuse":
-        others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ValueError(f"{sentences[0]}{others}; data.corrupt=skip goes on without")
-    if len(problems) == len(images):
-        raise ValueError(f"none of {len(images)} images can be used; the first: {sentences[0]}")
+    check_enough(sentences, len(images), corrupt, "used")
     return images.subset([i for i in range(len(images)) if i not in problems]), sentences
 
 

@@ -47,12 +47,18 @@ def sound(images: Images, corrupt: str, progress: Progress | None = None) -> tup
     """
     found = broken(images, progress)
     sentences = list(found.values())
-    if found and corrupt == "refuse":
-        others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ValueError(f"{sentences[0]}{others}; data.corrupt=skip goes on without")
-    if len(found) == len(images):
-        raise ValueError(f"none of {len(images)} images can be read; the first: {sentences[0]}")
+    check_enough(sentences, len(images), corrupt, "read")
     return images.subset(_without(len(images), found)) if found else images, sentences
+
+
+def check_enough(sentences: list[str], count: int, corrupt: str, what: str) -> None:
+    """``ValueError`` when the faults, a sentence an image, are refused, or leave none of ``count`` images that can be
+    ``what``, such as ``"read"``."""
+    if sentences and corrupt == "refuse":
+        others = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+        raise ValueError(f"{sentences[0]}{others}; data.corrupt=skip goes on without")
+    if len(sentences) == count:
+        raise ValueError(f"none of {count} images can be {what}; the first: {sentences[0]}")
 
 
 def _without(count: int, found: dict[int, str]) -> Tensor:
