@@ -20,18 +20,24 @@ from torch import Tensor, nn
 
 from vispe.classifier import load_trained, write_trained
 from vispe.data.batches import Shares
-from vispe.data.coco import Category, Coco, Sample
+from vispe.data.coco import Category, Coco
+from vispe.data.coco_categories import by_id, contiguous
 from vispe.data.images import ImageError
 from vispe.data.rle import encode
 from vispe.data.scenes import EvalScenes, SceneBatch, SceneSpec, normalised, scene_loader
-from vispe.metrics.detection import Found, Truth, average_precision
+from vispe.metrics.detection import Found, average_precision
 from vispe.metrics.panoptic import PanopticTally, Segment
+from vispe.models import MODELS
 from vispe.models.detr import DETRSpec, detections
 from vispe.models.mask2former import Mask2FormerSpec, Panoptic, instances, panoptic, semantic
 from vispe.spec import Spec
+from vispe.truth import true_segments, truth_of
+from vispe.weights import load, published
+from vispe.weights.files import fetched
 
 TASK = "detect"
 TOP = 100  # objects of an image
+PUBLISHED_SIZES = (800, 1333)  # sides to which published networks bring images
 KINDS: tuple[type[Spec], ...] = (DETRSpec, Mask2FormerSpec)
 Kind = Literal["boxes", "masks", "panoptic"]
 
@@ -113,6 +119,34 @@ def load_detector(path: str | os.PathLike[str], device: torch.device | str = "cp
     return load_trained(path, TASK, made, device)
 
 
+def published_detector(
+    name: str,
+    weights: str | os.PathLike[str] | None = None,
+    origin: str | None = None,
+    device: torch.device | str = "cpu",
+    **knobs: Any,
+) -> Detector:
+    """A DETR or Mask2Former with published weights of COCO; arguments as :func:`vispe.load`, ``weights`` may be a URL
+    too.
+
+    What its labels mean follows from how many there are. ``ValueError`` for a model that finds no objects, or weights
+    of another data set.
+    """
+    variant = name.partition(".")[0]
+    finders = [known for known, file in MODELS.items() if file in ("detr", "mask2former")]
+    if variant not in finders:
+        raise ValueError(f"a model that finds objects is one of {', '.join(finders)}, got {name!r}")
+    spec: Any = published(name).but(**knobs)
+    tables = {91: by_id()} if isinstance(spec, DETRSpec) else {}
+    tables |= {len(table): table for table in (contiguous(stuff=False), contiguous(stuff=True))}
+    if spec.num_classes not in tables:
+        raise ValueError(f"the {spec.num_classes} classes of {name!r} are not COCO's: nobody says here what they mean")
+    if weights is not None and "://" in os.fspath(weights):
+        weights = fetched(os.fspath(weights))
+    model = load(name, weights, origin, **knobs).to(device)
+    return Detector(model, name, tables[spec.num_classes], *PUBLISHED_SIZES, {})
+
+
 def around(masks: Bool[np.ndarray, "n h w"]) -> Float[np.ndarray, "n 4"]:
     """The smallest box around each mask, corners in pixels, edges at whole numbers; every mask has a pixel."""
     boxes = np.zeros((len(masks), 4))
@@ -122,18 +156,7 @@ def around(masks: Bool[np.ndarray, "n h w"]) -> Float[np.ndarray, "n 4"]:
     return boxes
 
 
-# --- what is true -----------------------------------------------------------------------------------------------------
-
-
-def truth_of(sample: Sample, *, masks: bool) -> Truth:
-    """The objects of an image in the form in which they are scored, crowds among them."""
-    return Truth(sample.boxes, sample.labels, sample.crowd, sample.area, sample.rles() if masks else None)
-
-
-def true_segments(sample: Sample) -> list[Segment]:
-    """What the numbers in the panoptic map of an image mean."""
-    rows = zip(sample.ids.tolist(), sample.labels.tolist(), sample.crowd.tolist(), strict=True)
-    return [Segment(*row) for row in rows]
+# --- scores -----------------------------------------------------------------------------------------------------------
 
 
 def kinds(detector: Detector, data: Coco) -> tuple[Kind, ...]:

@@ -9,10 +9,8 @@ lists.
 from __future__ import annotations
 
 import functools
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.cache import CacheReader, CacheWriter, Team
-from vispe.data.images import MAX_PIXELS, ImageError
+from vispe.data.images import MAX_PIXELS
 from vispe.data.pairs import Pair, PairSet
 from vispe.evaluate.records import fingerprint, image_key, pair_key, stored
+from vispe.evaluate.team import together
 from vispe.extract import WORKERS, Job, extract_into, features_made
 from vispe.features import Features
 from vispe.matching import Matcher
@@ -30,7 +29,6 @@ from vispe.models import EXTRACTORS
 from vispe.progress import track
 from vispe.spec import Spec
 from vispe.store import as_features
-from vispe.weights.convert import WeightsError
 from vispe.weights.files import locate, sha256
 
 BATCH, SECONDS = 64, 1.0  # pairs are on the disk once so many wait, or so much time has passed
@@ -87,68 +85,16 @@ def predict(
     Several ``devices`` (CPU processes where the pipeline's device is a CPU) and ``nodes`` share the work through
     Lightning Fabric. An image that cannot be read is an ``ImageError``; what was done until then stays.
     """
-    if devices < 1 or nodes < 1:
-        raise ValueError(f"devices and nodes are at least 1, got {devices} and {nodes}")
-    work = {"workers": workers, "max_pixels": max_pixels}
-    if devices * nodes == 1:
-        _predict(Team(), pairs, out, pipeline, work)
-        return True
-    fabric = _fabric(pipeline.device, devices, nodes)
-    if started_outside(nodes):
-        fabric.launch()
-        _member(fabric, pairs, out, pipeline, work)
-    else:
-        with _first_words():
-            # Bound, not handed over: Lightning looks into arguments and refuses frozen dataclasses there.
-            fabric.launch(functools.partial(_member, pairs=pairs, out=out, pipeline=pipeline, work=work))
-    return fabric.global_rank == 0
+    share = functools.partial(
+        _predict, pairs=pairs, out=out, pipeline=pipeline, work={"workers": workers, "max_pixels": max_pixels}
+    )
+    return together(share, pipeline.device, devices, nodes)
 
 
-@contextmanager
-def _first_words() -> Iterator[None]:
-    """A person's mistake that a process of ours met, as the error it was there; without the traceback it came in."""
-    from torch.multiprocessing import ProcessRaisedException
-
-    try:
-        yield
-    except ProcessRaisedException as error:
-        kind, _, what = str(error).strip().splitlines()[-1].partition(": ")
-        known = {"ValueError": ValueError, "ImageError": ImageError, "WeightsError": WeightsError, "OSError": OSError}
-        if (name := kind.rpartition(".")[2]) not in known:
-            raise
-        raise known[name](what) from None
-
-
-def started_outside(nodes: int) -> bool:
-    """Whether torchrun, SLURM or the like starts this program, once for each process."""
-    return "LOCAL_RANK" in os.environ or nodes > 1
-
-
-def _fabric(device: str, devices: int, nodes: int) -> Any:
-    from importlib.util import find_spec
-
-    if find_spec("lightning") is None:
-        raise ValueError("several devices need lightning: pip install 'vispe[train]'")
-    import torch
-    from lightning.fabric import Fabric
-
-    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    strategy = "ddp" if started_outside(nodes) else "ddp_spawn"
-    return Fabric(accelerator="cuda" if cuda else "cpu", devices=devices, num_nodes=nodes, strategy=strategy)
-
-
-def _member(fabric: Any, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]) -> None:
-    """One process's part of the work."""
-    import torch
-
-    device = str(fabric.device)
-    if device == "cpu":  # its share of the cores: threads that wait for each other stall
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // fabric.world_size))
-    team = Team(rank=fabric.global_rank, size=fabric.world_size, wait=fabric.barrier)
-    _predict(team, pairs, out, pipeline.but(device=device), work)
-
-
-def _predict(team: Team, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]) -> None:
+def _predict(
+    team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]
+) -> None:
+    pipeline = pipeline.but(device=device)
     matcher = functools.cache(pipeline.load)  # not before there is something to do
     features_by, matches_by = pipeline.made()
     matches_by["benchmark"] = pairs.name

@@ -13,7 +13,7 @@ from vispe.models import home
 from vispe.weights.convert import WeightsError, accounts_for, convert, fill
 from vispe.weights.files import facts, locate, read, tensors
 
-__all__ = ["WeightsError", "build", "load"]
+__all__ = ["WeightsError", "build", "load", "published"]
 
 
 def build(name: str, **overrides: Any) -> nn.Module:
@@ -25,7 +25,7 @@ def build(name: str, **overrides: Any) -> nn.Module:
     ones, until ``torch.manual_seed`` or a draw of the caller's moves it. ``ValueError`` for an unknown name or knob.
     Touches neither disk nor network, but for the shipped facts about a tag.
     """
-    spec = _published(name).but(**overrides)
+    spec = published(name).but(**overrides)
     with torch.random.fork_rng(devices=[]):
         return home(name).MODEL(spec).eval()
 
@@ -60,7 +60,7 @@ def load(
         state = tensors(weights, "the mapping given") if isinstance(weights, Mapping) else read(weights)
     state = _ours(state, model, origin, known["origin"], name)
     if hasattr(model, "adapt"):
-        source = _published(name)
+        source = published(name)
         if source_size is not None:
             source = source.but(image_size=source_size, patch_size=model.spec.patch_size)  # type: ignore[union-attr]
         state = _adapted(model, state, source)
@@ -70,7 +70,7 @@ def load(
     return model
 
 
-def _published(name: str) -> Any:
+def published(name: str) -> Any:
     """The spec that ``name``'s published weights were trained with: the variant's, changed by what its tag says."""
     variant, _, tag = name.partition(".")
     spec = home(name).VARIANTS[variant]

@@ -49,6 +49,8 @@ def packaged(weights: Mapping[str, Any]) -> Path | None:
 
 def cached(weights: Mapping[str, Any]) -> Path:
     """Where the download is kept, whether it is there or not."""
+    if "file" in weights:
+        return cache_dir() / "weights" / str(weights["file"])
     _, *folders, file = weights["url"].split("://", 1)[-1].split("/")
     if file.partition(".")[0] in ("model", "pytorch_model"):  # hubs call every file so: the folder tells them apart
         file = f"{'-'.join(folders[:2])}-{file}"
@@ -68,6 +70,16 @@ def locate(name: str) -> Path:
             f"{path} is not the published file: its sha256 is {found}, not {weights['sha256']}; remove it and try again"
         )
     return path
+
+
+def fetched(url: str) -> Path:
+    """The file at any ``url``, downloaded to the cache once; what is in it is the caller's to judge."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest.rpartition("/")[2]:
+        raise WeightsError(f"the address of a file starts with http:// or https://, got {url!r}")
+    weights = {"url": url, "file": f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{rest.rpartition('/')[2]}"}
+    path = cached(weights)
+    return path if path.is_file() else _download(url, weights)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
