@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -23,13 +23,14 @@ from vispe.data.batches import Shares
 from vispe.data.coco import Category, Coco
 from vispe.data.coco_categories import by_id, contiguous
 from vispe.data.images import ImageError
-from vispe.data.rle import encode
+from vispe.data.rle import encode, mask
 from vispe.data.scenes import EvalScenes, SceneBatch, SceneSpec, normalised, scene_loader
 from vispe.metrics.detection import Found, average_precision
 from vispe.metrics.panoptic import PanopticTally, Segment
 from vispe.models import MODELS
 from vispe.models.detr import DETRSpec, detections
 from vispe.models.mask2former import Mask2FormerSpec, Panoptic, instances, panoptic, semantic
+from vispe.segmenter import colours
 from vispe.spec import Spec
 from vispe.truth import true_segments, truth_of
 from vispe.weights import load, published
@@ -38,8 +39,17 @@ from vispe.weights.files import fetched
 TASK = "detect"
 TOP = 100  # objects of an image
 PUBLISHED_SIZES = (800, 1333)  # sides to which published networks bring images
-KINDS: tuple[type[Spec], ...] = (DETRSpec, Mask2FormerSpec)
+SPECS: tuple[type[Spec], ...] = (DETRSpec, Mask2FormerSpec)  # of the models that find objects
 Kind = Literal["boxes", "masks", "panoptic"]
+
+
+class Shown(NamedTuple):
+    """What is drawn of an image: labels, boxes (corners in pixels), scores and, of a Mask2Former, masks."""
+
+    labels: Int[np.ndarray, " n"]
+    boxes: Float[np.ndarray, "n 4"]
+    scores: Float[np.ndarray, " n"]
+    masks: Bool[np.ndarray, "n h w"] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +97,7 @@ class Detector:
         sizes = _pairs(batch.originals)
         if not self.draws:
             made = detections(output, sizes, threshold)
-            return [Found(*(_array(part[:TOP]) for part in (one.boxes, one.labels, one.scores))) for one in made]
+            return [Found(_array(b[:TOP]), _array(k[:TOP]), _array(s[:TOP])) for s, k, b in made]
         found = []
         for one in instances(output, sizes, TOP, self.things, _pairs(batch.sizes)):
             keep = (one.scores > threshold) & one.masks.flatten(1).any(1)
@@ -98,6 +108,19 @@ class Detector:
     def panoptic(self, output: Any, batch: SceneBatch, threshold: float = 0.8) -> list[Panoptic]:
         """A segment for every pixel, 0 where none is; see :func:`vispe.models.mask2former.panoptic`."""
         return panoptic(output, _pairs(batch.originals), self.things, threshold, real=_pairs(batch.sizes))
+
+    def shown(self, output: Any, batch: SceneBatch, threshold: float = 0.5) -> list[Shown]:
+        """What a picture has of each image: objects above ``threshold``, or, where some classes are no things, the
+        segments of the panoptic map."""
+        if not self.draws or len(self.things) == len(self.categories):
+            made = self.objects(output, batch, threshold)
+            return [Shown(one.labels, one.boxes, one.scores, _decoded(one)) for one in made]
+        found = []
+        for one in self.panoptic(output, batch, threshold):
+            masks = _array(one.ids) == np.array([s.id for s in one.segments], dtype=np.int64).reshape(-1, 1, 1)
+            labels, scores = (np.array([getattr(s, key) for s in one.segments]) for key in ("label", "score"))
+            found.append(Shown(labels.astype(np.int64), around(masks), scores, masks))
+        return found
 
     def semantic(self, output: Any, batch: SceneBatch) -> list[Int[Tensor, "h w"]]:
         """The label of every pixel."""
@@ -150,8 +173,8 @@ def published_detector(
 def around(masks: Bool[np.ndarray, "n h w"]) -> Float[np.ndarray, "n 4"]:
     """The smallest box around each mask, corners in pixels, edges at whole numbers; every mask has a pixel."""
     boxes = np.zeros((len(masks), 4))
-    for box, mask in zip(boxes, masks, strict=True):
-        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    for box, drawn in zip(boxes, masks, strict=True):
+        rows, columns = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
         box[:] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
     return boxes
 
@@ -237,6 +260,36 @@ def measure(
         if progress is not None:
             progress(min(done * batch_size, len(data)), len(data))
     return tally, {"seconds": spent, "images_per_second": len(data) / max(spent, 1e-9)}
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def pictured(
+    image: UInt8[Tensor, "3 h w"],
+    categories: Sequence[Category],
+    labels: Int[np.ndarray, " n"],
+    boxes: Float[np.ndarray, "n 4"],
+    scores: Float[np.ndarray, " n"] | None = None,
+    masks: Bool[np.ndarray, "n h w"] | None = None,
+) -> UInt8[Tensor, "3 h w"]:
+    """The image with masks in their classes' colours, boxes around them, names and scores on these."""
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+    shades = [tuple(shade) for shade in colours(len(categories)).tolist()]
+    own: Any = [shades[label] for label in labels.tolist()]
+    if masks is not None and len(masks):
+        image = draw_segmentation_masks(image, torch.from_numpy(masks), alpha=0.5, colors=own)
+    if not len(boxes):
+        return image
+    names = [categories[label].name for label in labels.tolist()]
+    told = names if scores is None else [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
+    return draw_bounding_boxes(image, torch.from_numpy(boxes), labels=told, colors=own, width=2)
+
+
+def _decoded(found: Found) -> Bool[np.ndarray, "n h w"] | None:
+    """Masks as pixels; None where there are none."""
+    return np.stack([mask(rle, rle["size"]) for rle in found.masks]) if found.masks else None
 
 
 def _pairs(sizes: Tensor) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from vispe.commands.words import command, inference, short_of, size_of
 
 def declare(commands: Any) -> None:
     add = command(
-        commands, "train", run_train, "train a classifier, a segmenter or an autoencoder by a recipe", TRAIN_HELP
+        commands, "train", run_train, "train a classifier, segmenter, detector or autoencoder by a recipe", TRAIN_HELP
     )
     add("recipe", metavar="RECIPE.yaml", type=Path)
     add(
@@ -45,6 +45,7 @@ def run_train(options: argparse.Namespace) -> None:
     _needs("lightning", "pydantic", "yaml")
     from vispe import recipe
     from vispe.train.classify import fit
+    from vispe.train.detect import DetectRecipe, detect
     from vispe.train.pretrain import PretrainRecipe, pretrain
     from vispe.train.segment import SegmentRecipe, segment
     from vispe.train.spec import ClassifyRecipe
@@ -58,6 +59,7 @@ def run_train(options: argparse.Namespace) -> None:
         "classify": (ClassifyRecipe, fit),
         "pretrain": (PretrainRecipe, pretrain),
         "segment": (SegmentRecipe, segment),
+        "detect": (DetectRecipe, detect),
     }
     if task not in tasks:
         raise ValueError(f"task is one of {', '.join(tasks)}, got {task!r}")

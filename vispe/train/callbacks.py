@@ -16,8 +16,26 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from vispe.files import write_atomically
 
 LAST = "last.ckpt"
-VALIDATED = ("loss", "accuracy", "top5", "miou", "pixel_accuracy")  # what metrics.csv has of a validation
-SAID = {"accuracy": "accuracy", "miou": "mIoU"}  # what the screen has of it besides the loss
+# What metrics.csv has of a validation, and what the screen has of it besides the loss.
+VALIDATED = (
+    "loss",
+    "accuracy",
+    "top5",
+    "miou",
+    "pixel_accuracy",
+    "AP",
+    "AP50",
+    "PQ",
+    "SQ",
+    "RQ",
+)  # what metrics.csv has of a validation
+SAID = {
+    "accuracy": "accuracy",
+    "miou": "mIoU",
+    "AP": "AP",
+    "AP50": "AP50",
+    "PQ": "PQ",
+}  # what the screen has of it besides the loss
 
 
 class AtomicIO(TorchCheckpointIO):

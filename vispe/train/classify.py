@@ -91,7 +91,7 @@ class Run:
         self.model, self.loaded = self._model(earlier)
         self.sizes = self._sizes(self.model.spec)
         self.size = self.sizes[0]
-        channels: Any = self.model.spec.channels  # type: ignore[union-attr]
+        channels: Any = getattr(self.model.spec, "channels", 3)
         if channels != 3:
             raise ValueError(f"photographs have 3 channels, the model takes {channels}")
 

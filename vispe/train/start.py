@@ -10,27 +10,35 @@ from torch import nn
 from vispe import recipe as recipes
 from vispe.classifier import load_classifier
 from vispe.models import home
+from vispe.models.detr import DETRSpec
+from vispe.models.mask2former import Mask2FormerSpec
 from vispe.models.segformer import SegFormerSpec
 from vispe.models.vit import ViTSpec
 from vispe.spec import Spec
 from vispe.train.spec import ModelSpec
 from vispe.weights import build, load
 
-KINDS: dict[type[Spec], str] = {ViTSpec: "image classifier", SegFormerSpec: "network for semantic segmentation"}
+KINDS: dict[type[Spec], str] = {
+    ViTSpec: "image classifier",
+    SegFormerSpec: "network for semantic segmentation",
+    DETRSpec: "DETR",
+    Mask2FormerSpec: "Mask2Former",
+}
+Kind = type[Spec] | tuple[type[Spec], ...]  # of model
 
 
-def fresh_model(given: ModelSpec, classes: int, kind: type[Spec] = ViTSpec) -> nn.Module:
+def fresh_model(given: ModelSpec, classes: int, kind: Kind = ViTSpec) -> nn.Module:
     """The recipe's model, its weights drawn from torch's CPU generator; ``ValueError`` for a wrong name or knob."""
     return build(given.name, **{**model_overrides(given, kind), "num_classes": classes})
 
 
 def starting_model(
-    given: ModelSpec, classes: int, kind: type[Spec] = ViTSpec, reader: Callable[[str], Any] = load_classifier
+    given: ModelSpec, classes: int, kind: Kind = ViTSpec, reader: Callable[[str], Any] = load_classifier
 ) -> tuple[nn.Module, list[str]]:
     """The recipe's model with the weights it asks for, and a sentence for each that is resampled, dropped or fresh.
 
-    ``kind``: of model, one of ``KINDS``. A file that a training wrote, which ``reader`` knows, says itself at which
-    size its positions are; for others ``source_size`` does.
+    ``kind``: of model, one or some of ``KINDS``. A file that a training wrote, which ``reader`` knows, says itself at
+    which size its positions are; for others ``source_size`` does.
     """
     if given.weights == "fresh":
         return fresh_model(given, classes, kind), []
@@ -57,17 +65,29 @@ def _adapted(model: nn.Module, trained: Any, weights: str) -> tuple[nn.Module, l
         model.load_state_dict(state)
     except RuntimeError as error:
         spec: Any = trained.model.spec
-        names = ("patch_size", "width", "widths", "depth", "depths", "heads", "head_width")
+        names = (
+            "patch_size",
+            "width",
+            "widths",
+            "depth",
+            "depths",
+            "heads",
+            "head_width",
+            "backbone",
+            "queries",
+            "num_queries",
+        )
         shape = ", ".join(f"{name} {getattr(spec, name)}" for name in names if hasattr(spec, name))
         raise ValueError(f"{weights!r} holds a {trained.name} of another shape: {shape}") from error
     return model, list(model.report)  # type: ignore[arg-type]
 
 
-def model_overrides(given: ModelSpec, kind: type[Spec] = ViTSpec) -> dict[str, Any]:
+def model_overrides(given: ModelSpec, kind: Kind = ViTSpec) -> dict[str, Any]:
     """The knobs for the model's own spec, checked against its types; ``ValueError`` names an unknown or wrong one."""
     spec = variant(given)
     if not isinstance(spec, kind):
-        raise ValueError(f"{given.name} is no {KINDS[kind]}")
+        wanted = " and no ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ValueError(f"{given.name} is no {wanted}")
     return checked_knobs(given, spec)
 
 
