@@ -42,13 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; overrides of a recipe may stand behind options too, which argparse does not allow by itself."""
+    """The options; overrides of a recipe, or images of ``predict``, may stand behind options too, which argparse does
+    not allow by itself."""
     top = parser()
     options, others = top.parse_known_args(argv)
-    if others and ("overrides" not in options or any(word.startswith("-") for word in others)):
+    rest = "images" if options.command == "predict" else "overrides"
+    if others and (rest not in options or any(word.startswith("-") for word in others)):
         top.error(f"unrecognized arguments: {' '.join(others)}")
     if others:
-        options.overrides += others
+        getattr(options, rest).extend(others)
     return options
 
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vispe.commands import benchmark
+from vispe.commands import benchmark, scenes
 from vispe.commands.printing import busy, print_rows
-from vispe.commands.words import command, inference, kinds_of, short_of, size_of
+from vispe.commands.words import command, inference, kinds_of, processes, short_of, size_of
 
 
 def declare(commands: Any) -> None:
@@ -26,8 +26,18 @@ def declare(commands: Any) -> None:
     add("--layout", default="auto", metavar="NAME", help="auto, ade20k, cityscapes or folders; default %(default)s")
     add("--void", type=int, metavar="K", help="the index that means unknown in the masks; default: as in training")
     inference(add)
-    add("--out", type=Path, metavar="FILE.json", help="write the numbers, with those of each class")
+    add("--limit", type=int, metavar="N", help="look at the first N images")
+    add("--workers", type=int, default=0, metavar="N", help="processes that read images; default %(default)s")
+    processes(add)
+    add("--out", type=Path, metavar="FILE.json|DIR", help=OUT_HELP)
+    scenes.declare(kinds)
     benchmark.declare(kinds)
+
+
+OUT_HELP = (
+    "write the numbers, with those of each class; into a folder, predictions and pictures too: the same line then goes "
+    "on after an interruption, and scores what is there"
+)
 
 
 def run_classify(options: argparse.Namespace) -> None:
@@ -60,7 +70,11 @@ def run_semantic(options: argparse.Namespace) -> None:
     from vispe.segmenter import evaluate_semantic, load_segmenter
 
     shorts: list[int | None] = [short_of(text) for text in options.size]
-    segmenter = load_segmenter(options.checkpoint, pick_device(options.device))
+    kept = options.out is not None and options.out.suffix != ".json"
+    if not kept and (options.devices, options.nodes) != (1, 1):
+        raise ValueError("several processes keep their predictions in a folder: give it by --out DIR")
+    device = pick_device(options.device)
+    segmenter = load_segmenter(options.checkpoint, "cpu" if kept else device)
     trained = segmenter.recipe.get("data", {})  # what an index means is a matter of the masks it was trained on
     void = trained.get("void") if options.void is None else options.void
     spec = SemanticSpec(
@@ -69,10 +83,15 @@ def run_semantic(options: argparse.Namespace) -> None:
     images = open_semantic_part(spec, segmenter.classes)
     if not len(images):
         raise ValueError(f"there are no images in {str(options.data)!r}")
+    images = images.subset(scenes.first(len(images), options.limit))
+    if kept:
+        return scenes.run_semantic_kept(options, segmenter, images, shorts or [segmenter.short])
     rows, told = [["short side", "images", "mIoU", "pixel accuracy", "mean accuracy", "images/s"]], []
     for short in shorts or [segmenter.short]:
         with busy(f"evaluating at {short or 'their own size'}"):
-            tally, timing = evaluate_semantic(segmenter, images, short, batch_size=options.batch)
+            tally, timing = evaluate_semantic(
+                segmenter, images, short, batch_size=options.batch, workers=options.workers
+            )
         numbers = tally.summary()
         scores = [f"{numbers[name]:.4f}" for name in ("miou", "pixel_accuracy", "mean_accuracy")]
         rows.append([str(short or "own"), str(len(images)), *scores, f"{timing['images_per_second']:.1f}"])

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vispe.commands import scenes
 from vispe.commands.printing import busy, complain, print_rows
-from vispe.commands.words import command, inference, short_of, size_of
+from vispe.commands.words import command, inference, needs, short_of, size_of
 
 
 def declare(commands: Any) -> None:
@@ -29,12 +30,16 @@ def declare(commands: Any) -> None:
     add("overrides", metavar="key=value", nargs="*", help="on top of the recipe, such as jobs=4 seeds=[0]")
     add("--out", type=Path, metavar="DIR", help="folder of the runs; default: out/ and the recipe's name")
 
-    add = command(commands, "predict", run_predict, "classify or segment images with a trained checkpoint")
+    add = command(
+        commands, "predict", run_predict, "classify, segment or find objects in images with a trained network"
+    )
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors that vispe trained, or a run's folder")
-    add("images", metavar="IMAGE|FOLDER", nargs="+", type=Path)
+    add("images", metavar="IMAGE|FOLDER", nargs="*", type=Path)
+    scenes.published(add)
     inference(add)
     add("--top", type=int, default=5, metavar="N", help="classes for each image; default %(default)s")
-    told = "of classes: write a table, default: print it; of pixels: write masks here, default: out/predict"
+    add("--threshold", type=float, metavar="T", help="lowest score of an object; default: 0.5, of a panoptic map's 0.8")
+    told = "of classes: write a table, default: print it; of pixels and objects: a folder, default: out/predict"
     add("--out", type=Path, metavar="FILE.csv|DIR", help=told)
 
 
@@ -42,7 +47,7 @@ TRAIN_HELP = "; the same command goes on after an interruption, and says so when
 
 
 def run_train(options: argparse.Namespace) -> None:
-    _needs("lightning", "pydantic", "yaml")
+    needs("lightning", "pydantic", "yaml")
     from vispe import recipe
     from vispe.train.classify import fit
     from vispe.train.detect import DetectRecipe, detect
@@ -68,7 +73,7 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def run_ablate(options: argparse.Namespace) -> None:
-    _needs("lightning", "pydantic", "yaml")
+    needs("lightning", "pydantic", "yaml")
     from vispe import recipe
     from vispe.train.ablate import AblateRecipe, ablate
     from vispe.train.resolutions import ResolutionsRecipe, resolutions
@@ -82,18 +87,29 @@ def run_ablate(options: argparse.Namespace) -> None:
 
 
 def run_predict(options: argparse.Namespace) -> None:
-    from vispe.classifier import image_paths, load_classifier, predict, task_of, write_predictions
-    from vispe.features import pick_device
+    """As the file's task says."""
+    from vispe.classifier import task_of
 
     sizes = [size_of(text) for text in options.size]
     if len(sizes) > 1:
         raise ValueError(f"predict looks at one --size, got {len(sizes)}")
-    if task_of(options.checkpoint) == "segment":
-        return run_predict_semantic(options)
+    if options.model is not None:  # then every word is an image
+        options.checkpoint, options.images = None, [options.checkpoint, *options.images]
+    if not options.images:
+        raise ValueError("the following arguments are required: IMAGE|FOLDER")
+    task = "detect" if options.model is not None else task_of(options.checkpoint)
+    ways = {"detect": scenes.run_predict_objects, "segment": run_predict_semantic}
+    ways.get(task, run_predict_classes)(options)
+
+
+def run_predict_classes(options: argparse.Namespace) -> None:
+    from vispe.classifier import image_paths, load_classifier, predict, write_predictions
+    from vispe.features import pick_device
+
     with busy("predicting"):
         paths = image_paths(options.images)
         classifier = load_classifier(options.checkpoint, pick_device(options.device))
-        size = sizes[0] if sizes else None
+        size = size_of(options.size[0]) if options.size else None
         made = list(predict(classifier, paths, top=options.top, batch_size=options.batch, size=size))
     good = [one for one in made if not one.problem]
     if not good:
@@ -113,7 +129,7 @@ def run_predict(options: argparse.Namespace) -> None:
 
 def run_predict_semantic(options: argparse.Namespace) -> None:
     """Masks instead of classes; images are written one by one, as they come."""
-    _needs("pycocotools", extra="detect")
+    needs("pycocotools", extra="detect")
     from vispe.classifier import image_paths
     from vispe.features import pick_device
     from vispe.segmenter import load_segmenter, names_for, predict_semantic, write_segmented
@@ -145,11 +161,3 @@ def _recipe(path: Path) -> Path:
         shipped = shared("configs").joinpath(*path.parts[1:])
         return shipped if shipped.is_file() else path
     return path
-
-
-def _needs(*libraries: str, extra: str = "train") -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in libraries if find_spec(name) is None]
-    if missing:
-        raise ValueError(f"this needs {', '.join(missing)}: pip install 'vispe[{extra}]'")

@@ -83,3 +83,12 @@ def short_of(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise ValueError(f"--size is N, the short side in pixels, got {text!r}")
     return int(text)
+
+
+def needs(*libraries: str, extra: str = "train") -> None:
+    """``ValueError`` unless these libraries are there; it says which of vispe's extras brings them."""
+    from importlib.util import find_spec
+
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"this needs {', '.join(missing)}: pip install 'vispe[{extra}]'")

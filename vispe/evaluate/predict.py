@@ -91,9 +91,7 @@ def predict(
     return together(share, pipeline.device, devices, nodes)
 
 
-def _predict(
-    team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]
-) -> None:
+def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipeline, work: dict[str, Any]) -> None:
     pipeline = pipeline.but(device=device)
     matcher = functools.cache(pipeline.load)  # not before there is something to do
     features_by, matches_by = pipeline.made()

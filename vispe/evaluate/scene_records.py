@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ def unpack(entry: Entry) -> Found:
     masks = None
     if "cuts" in arrays:
         text, cuts = arrays["runs"].tobytes().decode("ascii"), arrays["cuts"].tolist()
-        masks = [{"size": size, "counts": text[a:b]} for a, b in zip(cuts, cuts[1:], strict=False)]
+        masks = [{"size": size, "counts": text[a:b]} for a, b in itertools.pairwise(cuts)]
     return Found(arrays["boxes"], arrays["labels"], arrays["scores"], masks)
 
 

@@ -97,8 +97,8 @@ def chosen_examples(scored: Scored, each: int = EXAMPLES) -> dict[str, Any]:
     order = sorted(known, key=lambda k: -(scored.quality[k] or 0.0))
     best = order[: min(each, -(-len(order) // 2))]
     worst = sorted(set(order) - set(best), key=lambda k: (scored.quality[k], k))[:each]
-    told = {side: [[k, scored.names[k], scored.quality[k]] for k in some] for side, some in (("best", best), ("worst", worst))}
-    return {"rule": RULES[scored.made["task"]], **told}
+    told = [[[k, scored.names[k], scored.quality[k]] for k in some] for some in (best, worst)]
+    return {"rule": RULES[scored.made["task"]], "best": told[0], "worst": told[1]}
 
 
 @contextmanager

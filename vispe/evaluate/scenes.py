@@ -84,7 +84,9 @@ class Objects:
         if self.task == "coco-panoptic" and not self.network.draws:
             raise ValueError(f"{self.network.name} finds boxes, no segments: vispe evaluate coco-detection measures it")
         if self.task == "coco-panoptic" and self.data.kind != "panoptic":
-            raise ValueError(f"{self.data.annotations} has objects and no segments: coco-panoptic needs a panoptic file")
+            raise ValueError(
+                f"{self.data.annotations} has objects and no segments: coco-panoptic needs a panoptic file"
+            )
         self.classes()
 
     def classes(self) -> Classes:
@@ -258,8 +260,8 @@ def evaluate_scenes(
     """Predict, score and draw each of ``works`` into the folder ``out``; their reports, or None in a process that only
     helped.
 
-    ``report.json`` is the report, or of semantic ``{"results": [...]}``, one a size, and comes last; ``about`` goes into each.
-    But for their ``timing``, reports follow from the network, the data and the kind of machine.
+    ``report.json`` is the report, or of semantic ``{"results": [...]}``, one a size, and comes last; ``about`` goes
+    into each. But for their ``timing``, reports follow from the network, the data and the kind of machine.
     """
     pick_device(device)  # before there is a folder
     done = []
