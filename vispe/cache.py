@@ -329,4 +329,10 @@ def as_name(key: str) -> str:
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """What two ways of making differ in: ``"resize 480, not 1024"``."""
-    return ", ".join(f"{k} {was.get(k)!r}, not {now.get(k)!r}" for k in {**was, **now} if was.get(k) != now.get(k))
+    odd = [k for k in {**was, **now} if was.get(k) != now.get(k)]
+    return ", ".join(f"{k} {_short(was.get(k))}, not {_short(now.get(k))}" for k in odd)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

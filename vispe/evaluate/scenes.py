@@ -194,7 +194,7 @@ def made_by(work: Work) -> dict[str, Any]:
         "task": work.task,
         "model": work.network.name,
         "weights": weights_sha256(model),
-        "spec": dataclasses.asdict(model.spec),
+        **{f"spec.{name}": value for name, value in dataclasses.asdict(model.spec).items()},
         **work.made(),
     }
 
