@@ -113,7 +113,8 @@ def test_what_needs_no_work_imports_nothing_for_it(words):
 
 
 HELP = ["", "match", "match-pairs", "extract", "demo", "train", "ablate", "predict", "evaluate", "list", "plot"]
-KINDS = ["classify", "hpatches", "megadepth1500", "scannet1500", "pairs", "images", "stress", "score", "compare"]
+KINDS = ["classify", "semantic", "coco-detection", "coco-panoptic", "hpatches", "megadepth1500", "scannet1500", "pairs"]
+KINDS += ["images", "stress", "score", "compare"]
 
 
 @pytest.mark.parametrize("command", [*HELP, "export", *(f"evaluate {kind}" for kind in KINDS)])

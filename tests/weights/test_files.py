@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from vispe.models import MODELS
 from vispe.weights import WeightsError, files
-from vispe.weights.files import cached, facts, locate, packaged, read, sha256, tensors
+from vispe.weights.files import cached, facts, fetched, locate, packaged, read, sha256, tensors
 
 GOOD = bytes(range(256)) * 4096  # a megabyte
 SHA256 = hashlib.sha256(GOOD).hexdigest()
@@ -196,6 +196,19 @@ def test_a_file_is_fetched_once_and_silently(published, pinned, monkeypatch, cap
     monkeypatch.setattr(files, "_download", None)  # not asked again
     assert locate("x") == target
     assert capfd.readouterr() == ("", "")
+
+
+def test_any_address_is_fetched_once_and_two_of_one_name_are_two_files(published, server, monkeypatch):
+    folder = published("good").parent
+    one, other = (fetched(f"{server}/{kind}/w.pth") for kind in ("good", "wrong"))
+    assert (one.read_bytes(), other.read_bytes()) == (GOOD, GOOD[::-1])
+    assert one.parent == other.parent == folder
+    assert all(path.name.endswith("-w.pth") for path in (one, other))
+    monkeypatch.setattr(files, "_download", None)
+    assert fetched(f"{server}/good/w.pth") == one
+    for address in ("ftp://a/w.pth", "http://host/"):
+        with pytest.raises(WeightsError, match="the address of a file starts with http:// or https://"):
+            fetched(address)
 
 
 @pytest.mark.parametrize(
