@@ -42,15 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; overrides of a recipe, or images of ``predict``, may stand behind options too, which argparse does
-    not allow by itself."""
+    """The options; overrides of a recipe, or all images of ``predict``, may stand behind options too, which argparse
+    does not allow by itself."""
     top = parser()
     options, others = top.parse_known_args(argv)
-    rest = "images" if options.command == "predict" else "overrides"
-    if others and (rest not in options or any(word.startswith("-") for word in others)):
+    behind = getattr(options, "overrides", None)
+    if options.command == "predict" and not options.images:
+        behind = options.images
+    if others and (behind is None or any(word.startswith("-") for word in others)):
         top.error(f"unrecognized arguments: {' '.join(others)}")
-    if others:
-        getattr(options, rest).extend(others)
+    if behind is not None:
+        behind += others
     return options
 
 

@@ -106,8 +106,9 @@ def test_mistakes_of_evaluation(root, tmp_path, complaint):
 
 def test_predict_writes_what_was_found(root, tmp_path, capfd):
     (tmp_path / "junk.png").write_text("junk")
-    words = ("predict", root / "whole.safetensors", "--threshold", 0, root / "images/0.png", tmp_path / "junk.png")
-    assert vispe_(*words, "--out", tmp_path / "p", root / "images/1.png") == 0  # images may stand behind options
+    images = (root / "images/0.png", root / "images/1.png", tmp_path / "junk.png")
+    words = ("predict", root / "whole.safetensors", "--threshold", 0, *images)  # images may stand behind options
+    assert vispe_(*words, "--out", tmp_path / "p") == 0
     out, err = capfd.readouterr()
     assert out.startswith(f"wrote {tmp_path / 'p'}: 2 images, ")
     assert out.endswith(" objects, 1 could not be read\n")

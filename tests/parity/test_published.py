@@ -96,6 +96,6 @@ def test_the_command_from_a_file_of_transformers(tmp_path, capfd):
     data = ("--images", root / "images", "--annotations", root / "instances.json", "--limit", 2, "--workers", 0)
     assert vispe_("evaluate", "coco-detection", *network, *data, "--out", tmp_path / "out") == 0
     assert capfd.readouterr().out.startswith("detr_resnet50, 2 images of")
-    words = ("predict", *network, root / "images/0.png", "--threshold", 0, "--out", tmp_path / "p")
+    words = ("predict", root / "images/0.png", *network, "--threshold", 0, "--out", tmp_path / "p")
     assert vispe_(*words) == 0
     assert (tmp_path / "p/0.json").is_file()
