@@ -1,4 +1,4 @@
-"""The exported matcher in onnxruntime, for any number of pairs and keypoints."""
+"""Exported files in onnxruntime: a matcher for any number of pairs and keypoints, others for images of any size."""
 
 from __future__ import annotations
 
@@ -38,9 +38,104 @@ def test_onnx_file_gives_the_same_matches_for_any_count(tmp_path, features):
         torch.testing.assert_close(scores0, wanted.scores0, atol=2e-4, rtol=0)
 
 
-def test_only_matchers_are_exported(tmp_path):
+@pytest.fixture
+def runs(tmp_path):
+    """Trained files, as small as they go, under the names "detr", "segformer" and "mask2former"."""
+    pytest.importorskip("timm", reason="backbones are timm's")
+    from vispe.data.coco import Category
+    from vispe.detector import Detector, save_detector
+    from vispe.segmenter import Segmenter, save_segmenter
+
+    torch.manual_seed(0)
+    small = {"backbone": "resnet18", "backbone_knobs": {"channels": (16, 16, 32, 32)}, "num_classes": 3, "heads": 2}
+    table = (Category(5, "red"), Category(9, "green"), Category(100, "blue"))
+    sizes = {"width": 32, "hidden": 32, "encoder_depth": 1, "decoder_depth": 2, "num_queries": 7}
+    detr = vispe.build("detr_resnet50", **small, **sizes)
+    sizes = {"width": 32, "hidden": 32, "encoder_hidden": 32, "layers": 1, "queries": 7}
+    mask2former = vispe.build("mask2former_resnet50", **small, **sizes)
+    for name, model in (("detr_resnet50", detr), ("mask2former_resnet50", mask2former)):
+        path = tmp_path / f"{name.partition('_')[0]}.safetensors"
+        save_detector(path, Detector(model.eval(), name, table, 64, 96, {}))
+    knobs = {"widths": (8, 16, 16, 16), "depths": (1,) * 4, "heads": (1,) * 4, "num_classes": 3, "head_width": 24}
+    segformer = vispe.build("segformer_b0", **knobs).eval()
+    path = tmp_path / "segformer.safetensors"
+    save_segmenter(path, Segmenter(segformer, "segformer_b0", ("red", "green", "blue"), None, {}))
+    return tmp_path
+
+
+def session(path):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the exported file")
+    return runtime.InferenceSession(str(path))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_detr_for_images_of_any_size(runs):
+    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
+    import json
+
+    from vispe.data.scenes import normalised, padded
+    from vispe.detector import load_detector
     from vispe.export import export_onnx
 
-    with pytest.raises(ValueError, match="lightglue_aliked"):
-        export_onnx("aliked_n16", tmp_path / "x.onnx")
-    assert not list(tmp_path.iterdir())
+    export_onnx(str(runs / "detr.safetensors"), runs / "detr.onnx")
+    running = session(runs / "detr.onnx")
+    told = running.get_modelmeta().custom_metadata_map
+    assert json.loads(told["classes"]) == ["red", "green", "blue"]
+    assert json.loads(told["model"]) == "detr_resnet50"
+    model = load_detector(runs / "detr.safetensors").model
+    draw = torch.Generator().manual_seed(0)
+    for sizes in (((70, 101), (50, 64)), ((128, 96),), ((65, 129), (33, 40), (64, 129)), ((161, 200), (150, 90))):
+        items = [(torch.randint(0, 256, (3, h, w), dtype=torch.uint8, generator=draw), {}) for h, w in sizes]
+        images, mask, _ = padded(items)
+        logits, boxes = running.run(None, {"images": images.float().div(255).numpy(), "mask": mask.numpy()})
+        wanted = model(normalised(images, mask, model.spec.mean, model.spec.std), mask)
+        torch.testing.assert_close(torch.from_numpy(logits), wanted.logits, atol=2e-4, rtol=0)
+        torch.testing.assert_close(torch.from_numpy(boxes), wanted.boxes, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_segformer_for_images_of_any_size(runs):
+    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
+    from vispe.classifier import normalised
+    from vispe.export import export_onnx
+    from vispe.segmenter import load_segmenter
+
+    export_onnx(str(runs / "segformer.safetensors"), runs / "segformer.onnx")
+    running = session(runs / "segformer.onnx")
+    model = load_segmenter(runs / "segformer.safetensors").model
+    draw = torch.Generator().manual_seed(0)
+    for b, size in ((1, (64, 64)), (2, (96, 128)), (3, (100, 70)), (1, (161, 33))):
+        images = torch.randint(0, 256, (b, 3, *size), dtype=torch.uint8, generator=draw)
+        (logits,) = running.run(None, {"images": images.float().div(255).numpy()})
+        wanted = model(normalised(images, model.spec))
+        torch.testing.assert_close(torch.from_numpy(logits), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("aliked_n16", "'aliked_n16' cannot be exported; what can: lightglue_aliked"),
+        ("nowhere.safetensors", "'nowhere.safetensors' is no model of the zoo and no file"),
+        ("mask2former.safetensors", "is a mask2former_resnet50; a DETR, a SegFormer or a LightGlue can be exported"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(runs, monkeypatch, name, said):
+    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
+    from vispe.export import export_onnx
+
+    monkeypatch.chdir(runs)
+    before = sorted(runs.iterdir())
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        export_onnx(name, runs / "x.onnx")
+    assert said in str(caught.value)
+    assert sorted(runs.iterdir()) == before
+
+
+def test_a_file_has_its_own_weights(runs):
+    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
+    from vispe.export import export_onnx
+
+    with pytest.raises(ValueError, match="has its own weights; give a model's name to export others"):
+        export_onnx(str(runs / "detr.safetensors"), runs / "x.onnx", weights="other.pth")

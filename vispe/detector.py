@@ -273,18 +273,20 @@ def pictured(
     scores: Float[np.ndarray, " n"] | None = None,
     masks: Bool[np.ndarray, "n h w"] | None = None,
 ) -> UInt8[Tensor, "3 h w"]:
-    """The image with masks in their classes' colours, boxes around them, names and scores on these."""
+    """The image with masks in their classes' colours, and boxes around what can be counted, with names and scores."""
     from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
     shades = [tuple(shade) for shade in colours(len(categories)).tolist()]
     own: Any = [shades[label] for label in labels.tolist()]
     if masks is not None and len(masks):
         image = draw_segmentation_masks(image, torch.from_numpy(masks), alpha=0.5, colors=own)
-    if not len(boxes):
+    things = [k for k, label in enumerate(labels.tolist()) if categories[label].thing]
+    if not things:
         return image
-    names = [categories[label].name for label in labels.tolist()]
-    told = names if scores is None else [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
-    return draw_bounding_boxes(image, torch.from_numpy(boxes), labels=told, colors=own, width=2)
+    names = [categories[labels[k]].name for k in things]
+    told = names if scores is None else [f"{name} {scores[k]:.2f}" for name, k in zip(names, things, strict=True)]
+    shown: Any = [own[k] for k in things]
+    return draw_bounding_boxes(image, torch.from_numpy(boxes[things]), labels=told, colors=shown, width=2)
 
 
 def _decoded(found: Found) -> Bool[np.ndarray, "n h w"] | None:

@@ -1,27 +1,39 @@
-"""A LightGlue of fixed depth as an ONNX file; batch and keypoint axes are dynamic.
+"""Networks as ONNX files, every axis that can vary dynamic: a LightGlue of fixed depth, a DETR, a SegFormer.
 
-Inputs: ``keypoints0 [b, m, 2]`` float32 (x, y) pixels, ``descriptors0 [b, m, d]``, ``size0 [b, 2]`` (h, w), the same
-for image 1 with ``n`` keypoints (and ``scales``, ``orientations [b, m]`` for weights trained with them). Outputs of
-fixed shape, whatever matched: ``matches0 [b, m]`` int64 (-1: none), ``matches1 [b, n]``, ``scores0 [b, m]``, ``scores1
-[b, n]`` float32. Zero keypoints are allowed.
+LightGlue. Inputs: ``keypoints0 [b, m, 2]`` float32 (x, y) pixels, ``descriptors0 [b, m, d]``, ``size0 [b, 2]`` (h, w),
+the same for image 1 with ``n`` keypoints (and ``scales``, ``orientations [b, m]`` for weights trained with them).
+Outputs of fixed shape, whatever matched: ``matches0 [b, m]`` int64 (-1: none), ``matches1 [b, n]``, ``scores0 [b, m]``,
+``scores1 [b, n]`` float32. Zero keypoints are allowed.
+
+DETR and SegFormer take ``images [b, 3, h, w]`` float32, RGB in [0, 1] of any size; the normalisation is in the file.
+DETR has ``mask [b, h, w]`` bool besides, true where a batch holds image, and gives ``logits [b, q, classes + 1]`` and
+``boxes [b, q, 4]`` (cx, cy, w, h as parts of the image); SegFormer ``logits [b, classes, h / 4, w / 4]``. The file's
+metadata have the names of the classes where they are known.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vispe.classifier import task_of
+from vispe.detector import load_detector
 from vispe.files import atomic
 from vispe.layers.assignment import mutual
 from vispe.models import MODELS
+from vispe.models.detr import DETR
 from vispe.models.lightglue import LightGlue, Points
+from vispe.segmenter import load_segmenter
 from vispe.weights import load
+
+EXPORTED = ("lightglue", "detr", "segformer")  # the files of models that can be written
 
 
 class FixedDepth(nn.Module):
@@ -61,26 +73,105 @@ def _with_room(points: Points) -> Points:
     return Points(F.pad(keypoints, (0, 0, 0, 1)), F.pad(descriptors, (0, 0, 0, 1)), size, mask, scales, orientations)
 
 
-def export_onnx(name: str, out: str | os.PathLike[str], weights: Any = None) -> None:
-    """Write matcher ``name`` to ``out``; ``ValueError`` for a model that is no matcher or when ``onnxscript`` is
-    missing."""
-    if MODELS.get(name) != "lightglue":
-        names = ", ".join(known for known, home in MODELS.items() if home == "lightglue")
-        raise ValueError(f"only matchers can be exported, not {name!r}: {names}")
+class Seeing(nn.Module):
+    """A network of images with the normalisation in front of it: RGB in [0, 1] goes in."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        spec: Any = network.spec
+        self.network = network
+        self.register_buffer("mean", torch.tensor(spec.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(spec.std).view(3, 1, 1))
+
+    mean: Tensor
+    std: Tensor
+
+    def normalised(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class Boxes(Seeing):
+    """A DETR's last layer; ``mask`` is true where a batch holds image."""
+
+    def forward(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.network(self.normalised(images) * mask[:, None], mask)
+        return output.logits, output.boxes
+
+
+class Classes(Seeing):
+    """Logits of classes, of pixels or cells, as the network gives them."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(self.normalised(images))
+
+
+class _Job(NamedTuple):
+    """What torch's exporter is handed, beside the names that the file has."""
+
+    network: nn.Module
+    example: tuple[Tensor, ...]
+    axes: tuple[dict[int, Any], ...]
+    inputs: list[str]
+    outputs: list[str]
+
+
+def export_onnx(name: str, out: str | os.PathLike[str], weights: Any = None, origin: str | None = None) -> None:
+    """Write ``name`` to ``out``: a model of the zoo (its published weights, or ``weights``), a file that was trained
+    here, or a run's folder.
+
+    ``ValueError`` for a model that cannot be exported or when ``onnxscript`` is missing.
+    """
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ValueError("exporting needs onnxscript: pip install 'vispe[export]'") from error
-    network = load(name, weights)
-    assert isinstance(network, LightGlue)
+    network, about = _network(name, weights, origin)
+    job = _job(network)
     with atomic(Path(out)) as path, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's talk about its own internals
         program = torch.onnx.export(
-            FixedDepth(network).eval(), _example(network), dynamo=True, dynamic_shapes=_axes(network), verbose=False,
-            input_names=_inputs(network), output_names=["matches0", "matches1", "scores0", "scores1"],
+            job.network.eval(), job.example, dynamo=True, dynamic_shapes=job.axes, verbose=False,
+            input_names=job.inputs, output_names=job.outputs,
         )  # fmt: skip
         assert program is not None
+        program.model.metadata_props.update({key: json.dumps(value) for key, value in about.items()})
         program.save(path, external_data=False)
+
+
+def _network(name: str, weights: Any, origin: str | None) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a name or a trained file, and what the file says of it."""
+    if name.partition(".")[0] in MODELS:
+        if MODELS[name.partition(".")[0]] not in EXPORTED:
+            names = ", ".join(known for known, home in MODELS.items() if home in EXPORTED)
+            raise ValueError(f"{name!r} cannot be exported; what can: {names}")
+        return load(name, weights, origin), {"model": name}
+    if not os.path.exists(name):
+        raise ValueError(f"{name!r} is no model of the zoo and no file; vispe list models says which there are")
+    if weights is not None:
+        raise ValueError(f"{name!r} has its own weights; give a model's name to export others")
+    task = task_of(name)
+    trained: Any = {"detect": load_detector, "segment": load_segmenter}.get(task, lambda _: None)(name)
+    if trained is None or type(trained.model).__name__ not in ("DETR", "SegFormer"):
+        what = f"trained to {task}" if trained is None else f"a {trained.name}"
+        raise ValueError(f"{name!r} is {what}; a DETR, a SegFormer or a LightGlue can be exported")
+    classes = getattr(trained, "classes", None) or [category.name for category in trained.categories]
+    return trained.model, {"model": trained.name, "classes": list(classes)}
+
+
+def _job(network: nn.Module) -> _Job:
+    """What ``network`` is exported by; of a DETR the earlier layers' predictions are left out."""
+    dynamic = torch.export.Dim.DYNAMIC
+    axes = {0: dynamic, 2: dynamic, 3: dynamic}
+    if isinstance(network, LightGlue):
+        outputs = ["matches0", "matches1", "scores0", "scores1"]
+        return _Job(FixedDepth(network), _example(network), _axes(network), _inputs(network), outputs)
+    if isinstance(network, DETR):
+        network.spec = network.spec.but(auxiliary=False)
+        mask = torch.ones(2, 70, 101, dtype=torch.bool)
+        mask[1, 50:] = mask[1, :, 64:] = False
+        example, inputs = (torch.rand(2, 3, 70, 101), mask), ["images", "mask"]
+        return _Job(Boxes(network), example, (axes, {0: dynamic, 1: dynamic, 2: dynamic}), inputs, ["logits", "boxes"])
+    return _Job(Classes(network), (torch.rand(2, 3, 96, 128),), (axes,), ["images"], ["logits"])
 
 
 def _inputs(network: LightGlue) -> list[str]:

@@ -327,42 +327,6 @@ def test_one_compiled_graph_serves_every_size():
     assert counter.frame_count == 1
 
 
-class Plain(nn.Module):
-    """What an exported file gives: the last layer alone."""
-
-    def __init__(self, model: DETR) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.model(images, mask)
-        return output.logits, output.boxes
-
-
-@pytest.mark.slow
-def test_onnx_with_dynamic_sizes(tmp_path):
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the exported file")
-    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
-    model, path = small(auxiliary=False), tmp_path / "detr.onnx"
-    b, h, w = (torch.export.Dim.DYNAMIC for _ in range(3))
-    images, mask = batch((70, 101), (50, 64))
-    program = torch.onnx.export(
-        Plain(model).eval(), (images, mask), dynamo=True, verbose=False, input_names=["images", "mask"],
-        output_names=["logits", "boxes"], dynamic_shapes=({0: b, 2: h, 3: w}, {0: b, 1: h, 2: w}),
-    )  # fmt: skip
-    assert program is not None
-    program.save(path, external_data=False)
-    session = runtime.InferenceSession(str(path))
-    for sizes in (((70, 101), (50, 64)), ((128, 96),), ((65, 129), (33, 40), (64, 129)), ((161, 200), (150, 90))):
-        images, mask = batch(*sizes)
-        given = {"images": images.numpy(), "mask": mask.numpy()}
-        logits, boxes = (torch.from_numpy(array) for array in session.run(None, given))
-        with torch.inference_mode():
-            wanted = model(images, mask)
-        torch.testing.assert_close(logits, wanted.logits, atol=2e-4, rtol=0)
-        torch.testing.assert_close(boxes, wanted.boxes, atol=1e-5, rtol=0)
-
-
 def test_detections_worked_out_by_hand():
     logits = torch.tensor([[[0.0, 2.0, 0.0], [0.0, 0.0, 9.0], [3.0, 0.0, 0.0]]])
     boxes = torch.tensor([[[0.5, 0.5, 0.5, 0.2], [0.1, 0.1, 0.1, 0.1], [0.25, 0.5, 0.5, 1.0]]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -292,26 +291,6 @@ def test_a_compiled_network_trains():
         network(images).square().mean().backward()
     for one, other in zip(model.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_the_onnx_file_takes_any_size(tmp_path):
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the exported file")
-    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
-    model, path, axis = small(depths=(1, 1, 1, 1)), tmp_path / "segformer.onnx", torch.export.Dim.DYNAMIC
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model, (pictures(2, (96, 128)),), dynamo=True, dynamic_shapes=({0: axis, 2: axis, 3: axis},), verbose=False,
-            input_names=["images"], output_names=["logits"],
-        )  # fmt: skip
-    program.save(path, external_data=False)
-    session = runtime.InferenceSession(str(path))
-    for b, size in ((1, (64, 64)), (2, (96, 128)), (3, (100, 70)), (1, (161, 33))):
-        images = pictures(b, size)
-        (found,) = session.run(None, {"images": images.numpy()})
-        with torch.inference_mode():
-            torch.testing.assert_close(torch.from_numpy(found), model(images), atol=1e-4, rtol=1e-4)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import vispe
 from vispe.commands.matching import results
 from vispe.commands.printing import busy, complain, print_rows
 from vispe.commands.words import command
-from vispe.models import MODELS
 
 
 def declare(commands: Any) -> None:
@@ -31,10 +30,11 @@ def declare(commands: Any) -> None:
     add("--format", default="png", choices=("png", "svg"), help="default %(default)s")
 
     add = command(
-        commands, "export", run_export, "write a LightGlue of fixed depth as ONNX", "; batch and keypoints are dynamic"
+        commands, "export", run_export, "write a LightGlue, DETR or SegFormer as ONNX", "; sizes and counts are dynamic"
     )
-    add("model", metavar="MODEL", help=", ".join(name for name in MODELS if name.startswith("lightglue")))
+    add("model", metavar="MODEL", help="lightglue_*, detr_*, segformer_*, a file that vispe trained, or a run's folder")
     add("--weights", metavar="PATH", type=Path, help="weights from this file")
+    add("--origin", metavar="NAME", help="whose names these weights have; default: as published")
     add("--out", type=Path, required=True, metavar="FILE.onnx")
 
 
@@ -63,5 +63,5 @@ def run_export(options: argparse.Namespace) -> None:
     from vispe.export import export_onnx
 
     with busy(f"exporting {options.model}"):
-        export_onnx(options.model, options.out, weights=options.weights)
+        export_onnx(options.model, options.out, weights=options.weights, origin=options.origin)
     print(f"wrote {options.out}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,11 @@ def declare(commands: Any) -> None:
     add("--resume", action="store_true", help="only go on: refuse to start where there is no unfinished run")
 
     add = command(
-        commands, "ablate", run_ablate, "train one model with every position encoding, or every resampling", TRAIN_HELP
+        commands,
+        "ablate",
+        run_ablate,
+        "train one model with every position encoding, resampling or setting",
+        TRAIN_HELP,
     )
     add("recipe", metavar="RECIPE.yaml", type=Path)
     add("overrides", metavar="key=value", nargs="*", help="on top of the recipe, such as jobs=4 seeds=[0]")
@@ -49,26 +52,13 @@ TRAIN_HELP = "; the same command goes on after an interruption, and says so when
 def run_train(options: argparse.Namespace) -> None:
     needs("lightning", "pydantic", "yaml")
     from vispe import recipe
-    from vispe.train.classify import fit
-    from vispe.train.detect import DetectRecipe, detect
-    from vispe.train.pretrain import PretrainRecipe, pretrain
-    from vispe.train.segment import SegmentRecipe, segment
-    from vispe.train.spec import ClassifyRecipe
+    from vispe.train.tasks import task_of
 
     out = options.out or Path("out") / options.recipe.stem
     if options.resume and not (out / "run.json").is_file():
         raise ValueError(f"there is no run to go on with in {str(out)!r}")
     given = recipe.mapping(_recipe(options.recipe))
-    task = given.get("task", "classify")
-    tasks: dict[Any, tuple[type[Any], Callable[..., Any]]] = {
-        "classify": (ClassifyRecipe, fit),
-        "pretrain": (PretrainRecipe, pretrain),
-        "segment": (SegmentRecipe, segment),
-        "detect": (DetectRecipe, detect),
-    }
-    if task not in tasks:
-        raise ValueError(f"task is one of {', '.join(tasks)}, got {task!r}")
-    kind, trained = tasks[task]
+    kind, trained = task_of(given)
     trained(recipe.of(given, kind, options.overrides), out)
 
 
@@ -77,10 +67,14 @@ def run_ablate(options: argparse.Namespace) -> None:
     from vispe import recipe
     from vispe.train.ablate import AblateRecipe, ablate
     from vispe.train.resolutions import ResolutionsRecipe, resolutions
+    from vispe.train.variants import VariantsRecipe, compare_variants
 
     out = options.out or Path("out") / options.recipe.stem
     path = _recipe(options.recipe)
-    if "ways" in recipe.mapping(path):
+    given = recipe.mapping(path)
+    if "variants" in given:
+        compare_variants(recipe.read(path, VariantsRecipe, options.overrides), out)
+    elif "ways" in given:
         resolutions(recipe.read(path, ResolutionsRecipe, options.overrides), out)
     else:
         ablate(recipe.read(path, AblateRecipe, options.overrides), out)

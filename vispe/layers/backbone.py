@@ -11,7 +11,6 @@ a pass over the weights instead of two over the activations.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,12 +20,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vispe.layers.padding import rectangles, together
-from vispe.layers.swin import library
+from vispe.layers.pretrained import library, take_weights
 
 Norm = Literal["frozen", "batch"]
 Padding = Literal["zeroed", "original"]
 MANY = 1 << 20  # weights of a convolution: a ResNet-50's last stage, whose maps are small
-CLASSIFIERS = ("fc.", "head.", "classifier.")  # of networks that come with one
 
 
 class Backbone(nn.Module):
@@ -80,18 +78,8 @@ class Backbone(nn.Module):
         return features, real[:, 0]
 
     def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """Take the weights of a trained classifier, in timm's names (of ResNets also torchvision's), without its head.
-
-        ``ValueError`` names what does not fit; then nothing has changed.
-        """
-        own = self.body.state_dict()
-        given = {_flat(key, own): value for key, value in state.items() if not key.startswith(CLASSIFIERS)}
-        given = {key: value for key, value in given.items() if key in own or not key.endswith("num_batches_tracked")}
-        missing = [key for key in own if key not in given and not key.endswith("num_batches_tracked")]
-        wrong = [key for key, value in given.items() if key not in own or own[key].shape != value.shape]
-        if missing or wrong:
-            raise ValueError(f"weights do not fit {self.name}: missing {missing[:3]}, unknown or misshapen {wrong[:3]}")
-        self.body.load_state_dict({**own, **given})
+        """:func:`~vispe.layers.pretrained.take_weights`."""
+        take_weights(self.body, state, self.name)
 
     def _plain(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """A ResNet on timm's parts: norms folded, padding zeroed."""
@@ -220,8 +208,3 @@ def _first_stages(body: Any, count: int, name: str) -> list[nn.Module]:
             f"{name} has no {count} stages that could be frozen, got frozen_stages {count}; 0 freezes none"
         )
     return list(parts.values())[: ends[0] + 1]
-
-
-def _flat(key: str, own: Mapping[str, Tensor]) -> str:
-    """timm's name in a network of features: ``stages.0.`` has become ``stages_0.``"""
-    return key if key in own else re.sub(r"^(\w+)\.(\d+)\.", r"\1_\2.", key)

@@ -9,8 +9,6 @@ four maps has a norm of its own. Relative positions inside a window are a learne
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,26 +17,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
+from vispe.layers.pretrained import library, take_weights
+
 Windows = tuple[int, int]
 APART = -100.0  # Swin's own: what is added to the score of two cells that only the shift has made neighbours
-
-
-def library() -> Any:
-    """timm, imported when a backbone is built; ``ValueError`` says how to get it.
-
-    It brings torch's compiler and sympy, which set an environment variable and a filter of warnings; the host is given
-    neither (the compiler sets its variable again when it runs).
-    """
-    given = CACHE in os.environ
-    try:
-        with warnings.catch_warnings():
-            import timm
-    except ImportError as error:
-        raise ValueError(f"backbones are timm's: pip install 'vispe[detect]' ({error})") from error
-    if not given:
-        os.environ.pop(CACHE, None)
-    return timm
 
 
 class SwinFeatures(nn.Module):
@@ -50,6 +32,7 @@ class SwinFeatures(nn.Module):
 
     def __init__(self, name: str, drop_path: float = 0.0, knobs: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self.name = name
         self.net: Any = library().create_model(
             name,
             pretrained=False,
@@ -63,6 +46,10 @@ class SwinFeatures(nn.Module):
         self.channels = list(info.channels())
         self.strides = list(info.reduction())
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in self.channels)
+
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        """:func:`~vispe.layers.pretrained.take_weights`; the norms of the maps are no part of a classifier."""
+        take_weights(self.net, state, self.name)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> list[Float[Tensor, "b width y x"]]:
         patch = self.net.patch_embed

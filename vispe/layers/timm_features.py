@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vispe.layers.swin import SwinFeatures, library
+from vispe.layers.pretrained import library, take_weights
+from vispe.layers.swin import SwinFeatures
 
 Norm = Literal["frozen", "batch"]
 
@@ -35,6 +36,7 @@ class TimmFeatures(nn.Module):
 
     def __init__(self, name: str, norm: Norm, knobs: Mapping[str, Any]) -> None:
         super().__init__()
+        self.name = name
         made = dict(knobs)
         if norm == "frozen" and "resne" in name:  # a last scale that starts at zero would stay there
             made = {"norm_layer": FrozenBatchNorm, "zero_init_last": False, **made}
@@ -42,6 +44,10 @@ class TimmFeatures(nn.Module):
         info: Any = self.net.feature_info
         self.channels = list(info.channels()[-4:])
         self.strides = list(info.reduction()[-4:])
+
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        """:func:`~vispe.layers.pretrained.take_weights`."""
+        take_weights(self.net, state, self.name)
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> list[Float[Tensor, "b c y x"]]:
         maps = self.net(images)[-4:]

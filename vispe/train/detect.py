@@ -35,6 +35,7 @@ from vispe.detector import (
     save_detector,
 )
 from vispe.files import write_json
+from vispe.layers.pretrained import trained_classifier
 from vispe.losses import detection, masks
 from vispe.models.mask2former import Mask2FormerSpec
 from vispe.spec import Spec
@@ -49,6 +50,7 @@ from vispe.train.schedule import factor, linear, stepped
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
 from vispe.train.start import fresh_model, model_overrides, starting_model, variant
 from vispe.train.synced import synced
+from vispe.weights.files import read
 
 SHOWN, SURE = 4, 0.5  # images in examples.png, and the least score of what is drawn
 SCORE = {"boxes": "AP", "masks": "AP", "panoptic": "PQ"}  # by which weights are kept
@@ -56,14 +58,18 @@ SCORE = {"boxes": "AP", "masks": "AP", "panoptic": "PQ"}  # by which weights are
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DetectTrain(TrainSpec):
-    """How weights are found. ``backbone_lr``: the backbone's rate as a part of ``lr``; ``schedule``: "step" multiplies
-    the rate by a tenth when each of the parts ``drops`` of the run is over, "cosine" and "linear" fall smoothly.
+    """How weights are found.
 
-    ``no_object``: the weight of that class. ``points``: where a mask is compared. ``see_padding``: a Mask2Former takes
-    the padding of training batches for a part of the picture, as the published training did: one pass for images of
-    all sizes, which a batch norm wants too. ``measure_train``: the report has the numbers on the training images too.
+    ``backbone_weights`` a fresh model starts from: "imagenet", timm's own of the backbone, or a file of them (in timm's
+    or, of ResNets, torchvision's names). ``backbone_lr``: the backbone's rate as a part of ``lr``. ``schedule``: "step"
+    multiplies the rate by a tenth when each of the parts ``drops`` of the run is over, "cosine" and "linear" fall
+    smoothly. ``no_object``: the weight of that class. ``points``: where a mask is compared. ``see_padding``: a
+    Mask2Former takes the padding of training batches for a part of the picture, as the published training did: one pass
+    for images of all sizes, which a batch norm wants too. ``measure_train``: the report has the numbers on the training
+    images too.
     """
 
+    backbone_weights: str | None = None
     lr: float = 1e-4
     backbone_lr: float = 0.1
     schedule: Literal["step", "cosine", "linear"] = "step"
@@ -86,6 +92,8 @@ class DetectTrain(TrainSpec):
             raise ValueError(f"schedule is step, cosine or linear, got {self.schedule!r}")
         if not all(0 < drop < 1 for drop in self.drops):
             raise ValueError(f"drops are parts of the run between 0 and 1, got {list(self.drops)}")
+        if self.backbone_weights is not None and not self.backbone_weights:
+            raise ValueError("backbone_weights is imagenet, a file or null, got ''")
         if self.no_object < 0 or self.points < 1:
             raise ValueError(f"no_object is not negative, points at least 1, got {self.no_object} and {self.points}")
         if self.layer_decay != 1.0 or self.label_smoothing:
@@ -215,11 +223,10 @@ class Detection(Learning):
             raise ImageError(batch.problem)
         output = self.output_of(batch)
         self._tally.add(self._detector, output, batch)
-        real = (batch.indices >= 0).tolist()
-        if all(real):  # else the last batch of a process: its loss would count an image twice
-            drawn = torch.Generator(self.device).manual_seed(batch_idx)  # the same points at every validation
-            loss = self.total(output._replace(aux=()), batch, drawn).double()
-            self._sum += torch.stack((loss, torch.ones_like(loss))) * len(real)
+        drawn = torch.Generator(self.device).manual_seed(batch_idx)  # the same points at every validation
+        loss = self.total(output._replace(aux=()), batch, drawn).double()  # counts the objects of all processes
+        if bool((batch.indices >= 0).all()):  # else the last batch of a process: an image would count twice
+            self._sum += torch.stack((loss, torch.ones_like(loss))) * len(batch.indices)
 
     def on_validation_epoch_end(self) -> None:
         total = self.trainer.strategy.reduce(self._sum, reduce_op="sum")
@@ -263,7 +270,17 @@ class _Detecting(Run):
             model, loaded = fresh_model(given, classes, SPECS), list(earlier["loaded"])
         else:
             model, loaded = starting_model(given, classes, SPECS, load_detector)
+            loaded = [*loaded, *self._start_backbone(model)]
         return synced(model) if self.plan.world > 1 else model, loaded
+
+    def _start_backbone(self, model: Any) -> list[str]:
+        """A sentence about where the backbone's weights are from; none where nothing was asked for."""
+        weights, spec = self.recipe.train.backbone_weights, model.spec
+        if weights is None:
+            return []
+        state = trained_classifier(spec.backbone, spec.backbone_knobs) if weights == "imagenet" else read(weights)
+        model.backbone.start_from(state)
+        return [f"backbone {spec.backbone}: the weights of {weights}"]
 
     def _sizes(self, spec: Any) -> list[tuple[int, int]]:
         augment = self.recipe.augment
