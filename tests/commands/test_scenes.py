@@ -97,6 +97,7 @@ def test_mistakes_of_evaluation(root, tmp_path, complaint):
     other["images"].append({"id": 1, "file_name": "gone.png", "height": 5, "width": 5})
     (root / "gone.json").write_text(json.dumps(other))
     assert "1 of 6 images are missing, first" in complaint(*detection, detr, *data(root, "gone"))
+    assert "the network cannot say 'cup'" in complaint(*detection, detr, *data(root, "gone"), "--bad", "skip")
     semantic = ("evaluate", "semantic", root / "areas.safetensors", "--data", root / "semantic")
     assert "keep their predictions in a folder" in complaint(*semantic, "--devices", 2)
 

@@ -113,6 +113,19 @@ def test_a_panoptic_file_is_of_things_to_detection(root, tmp_path, monkeypatch):
     assert told.left_out == ("sky",)
 
 
+def test_where_nothing_is_outlined_boxes_are_scored(root, tmp_path, monkeypatch):
+    data = opened(root)
+    monkeypatch.setattr(Detector, "objects", nearly(data))
+    content = json.loads((root / "instances.json").read_text())
+    for annotation in content["annotations"]:
+        del annotation["segmentation"]
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    bare, finder = open_coco(root / "images", tmp_path / "boxes.json"), detector("mask2former_resnet50")
+    told = scored(Objects("coco-detection", finder, bare), tmp_path)
+    assert set(told.numbers) == {"boxes"}
+    assert told.numbers["boxes"] == _numbers(measure(finder, data)[0].summary())["boxes"]
+
+
 def test_partial_leaves_classes_out(root, tmp_path, monkeypatch):
     data, finder = opened(root), detector("detr_resnet50", DATA[:1])
     with pytest.raises(ValueError, match="cannot say 'dog'"):

@@ -38,6 +38,7 @@ def _coco(add: Any, name: str) -> None:
     add("--annotations", type=Path, required=True, metavar="FILE.json", help="instances_*.json or panoptic_*.json")
     add("--pngs", type=Path, metavar="DIR", help="of a panoptic file; default: the folder of its name")
     add("--limit", type=int, metavar="N", help="look at the first N images")
+    add("--bad", default="refuse", choices=("refuse", "skip"), help="images and annotations that cannot be used")
     add("--partial", action="store_true", help="leave out classes that the network cannot say; default: refuse")
     add("--size", metavar="N|NxM", help=SIZE_HELP)
     add("--batch", type=int, default=4, metavar="N", help="images at a time; default %(default)s")
@@ -95,7 +96,7 @@ def run_coco(options: Options) -> None:
     from vispe.evaluate.scenes import Objects, evaluate_scenes
 
     with busy("opening"):
-        data = open_coco(options.images, options.annotations, pngs=options.pngs)
+        data = open_coco(options.images, options.annotations, pngs=options.pngs, bad=options.bad)
         data = data.subset(first(len(data), options.limit))
         network = detector_of(options)
         work = Objects(options.kind, network, data, options.partial)
@@ -103,6 +104,8 @@ def run_coco(options: Options) -> None:
     reports = evaluate_scenes([work], options.out, about, **_shared(options))
     if reports is not None:
         print(f"{network.name}, {len(data)} image{'s' * (len(data) != 1)} of {options.annotations}")
+        if data.problems:
+            print(f"not used: {len(data.problems)}, first {data.problems[0]}")
         tell(reports, options.out)
 
 

@@ -20,7 +20,7 @@ from vispe.data.images import read_image
 from vispe.data.segmentation import SemanticImages
 from vispe.detector import pictured
 from vispe.evaluate.scene_records import chosen, classes, entry_of, network_of, unpack
-from vispe.evaluate.scene_score import DRAWN, painted_classes
+from vispe.evaluate.scene_score import DRAWN, outlined, painted_classes
 from vispe.files import write_atomically
 from vispe.segmenter import overlay
 
@@ -51,9 +51,10 @@ def _objects(reader: CacheReader, data: Coco, i: int) -> Both:
     found = own.translated(unpack(reader.read(str(sample.image_id))))
     if task == "coco-detection":
         found = chosen(found, found.scores >= DRAWN)
-    drawn = found.masks is not None
-    masks = sample.masks() if drawn else None
-    truth = pictured(image, data.categories, sample.labels, sample.boxes.astype(np.float64), None, masks)
+    keep = own.asked[sample.labels]
+    masks = sample.masks()[keep] if found.masks is not None and outlined(data) else None
+    boxes = sample.boxes[keep].astype(np.float64)
+    truth = pictured(image, data.categories, sample.labels[keep], boxes, None, masks)
     made = np.stack([rle.mask(mask, sample.size) for mask in found.masks]) if found.masks else None
     return truth, pictured(image, data.categories, found.labels, found.boxes, found.scores, made)
 

@@ -165,8 +165,13 @@ def asked_truth(sample: Sample, meaning: Classes, *, masks: bool) -> Truth:
     return Truth(truth.boxes[keep], truth.labels[keep], truth.crowd[keep], truth.area[keep], drawn)
 
 
+def outlined(data: Coco) -> bool:
+    """Whether every object of the file has a mask; without, only boxes can be scored."""
+    return data.kind == "panoptic" or bool((np.diff(data.cuts) > 0).all())
+
+
 def _detection(data: Coco, found: Sequence[Found], meaning: Classes, out: Path) -> Told:
-    draws = found[0].masks is not None
+    draws = found[0].masks is not None and outlined(data)
     truth = {i: asked_truth(data[i], meaning, masks=draws) for i in range(len(data))}
     numbers: dict[str, dict[str, Any]] = {}
     per_class: dict[str, list[Any]] = {}
