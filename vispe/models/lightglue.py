@@ -11,14 +11,16 @@ What is different here from other transformers of the zoo:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from vispe.layers.assignment import assign, log_assignment
 from vispe.layers.attention import attend
@@ -26,12 +28,18 @@ from vispe.position.grid import at_least_float32, check_inside, normalize_keypoi
 from vispe.position.rotary import LearnedBasis, rotate
 from vispe.spec import Spec
 
+POSITIONS = ("rotary", "axial", "absolute", "none")
 BUCKETS = (256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LightGlueSpec(Spec):
-    """Knobs of :class:`LightGlue`; confidences of ``None`` switch adaptivity off (fixed depth, all points)."""
+    """Knobs of :class:`LightGlue`; confidences of ``None`` switch adaptivity off (fixed depth, all points).
+
+    ``position``: "rotary", the published learned mix of coordinates that turns queries and keys; "axial", turns by
+    fixed frequencies, half of a head for x and half for y; "absolute", SuperGlue's: an MLP of the coordinates is added
+    at the input; "none". ``coordinates``: "normalised" by the image's size, or raw "pixels", to show what that costs.
+    """
 
     input_dim: int = 128
     width: int = 256
@@ -43,6 +51,8 @@ class LightGlueSpec(Spec):
     width_confidence: float | None = None  # official default 0.99: drop points this surely unmatchable
     prune_above: int = 0  # prune only while an image has more points (official: 0 on CPU, 1024 CUDA, 1536 flash)
     score_budget: int = 256 << 20  # bytes of similarities held at a time
+    position: Literal["rotary", "axial", "absolute", "none"] = "rotary"
+    coordinates: Literal["normalised", "pixels"] = "normalised"
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads or (self.width // self.num_heads) % 2:
@@ -50,6 +60,9 @@ class LightGlueSpec(Spec):
         for name in ("input_dim", "width", "depth", "num_heads", "score_budget"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, words in (("position", POSITIONS), ("coordinates", ("normalised", "pixels"))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
         for name in ("threshold", "depth_confidence", "width_confidence"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -217,7 +230,12 @@ class LightGlue(nn.Module):
         self.spec = spec
         width, heads, depth = spec.width, spec.num_heads, spec.depth
         self.input_proj = nn.Identity() if spec.input_dim == width else nn.Linear(spec.input_dim, width)
-        self.basis = LearnedBasis(4 if spec.scale_and_orientation else 2, width // heads)
+        dims = 4 if spec.scale_and_orientation else 2
+        self.basis = LearnedBasis(dims, width // heads)
+        if spec.position != "rotary":
+            fixed = _axial(*self.basis.weight.shape) if spec.position == "axial" else 0.0 * self.basis.weight.detach()
+            self.basis.weight = nn.Parameter(fixed, requires_grad=False)  # of zeros: turned by nothing
+        self.place = _place(dims, width) if spec.position == "absolute" else None
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
         self.heads = nn.ModuleList(MatchHead(width) for _ in range(depth))
         self.confidence = nn.ModuleList(nn.Linear(width, 1) for _ in range(depth - 1))
@@ -277,6 +295,26 @@ class LightGlue(nn.Module):
         (m0, z0), (m1, z1) = self.heads[-1](s0.x), self.heads[-1](s1.x)
         return log_assignment(m0, m1, z0, z1, s0.mask, s1.mask)
 
+    def every_layer(
+        self, points0: Points, points1: Points, *, checkpoint: bool = False
+    ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+        """For training: each layer's log-assignment ``[b, m + 1, n + 1]``, and of every layer but the last the logits
+        of both images' confidences, ``[b, m]`` and ``[b, n]``, which do not teach the states they are made of.
+
+        ``checkpoint``: keep no activations of the layers, compute them again on the way back.
+        """
+        s0, s1 = self._sides(points0, points1)
+        scores, confidence = [], []
+        for i, (layer, head) in enumerate(zip(self.layers, self.heads, strict=True)):
+            parts = (s0.x, s1.x, s0.turn, s1.turn, s0.mask, s1.mask)
+            s0.x, s1.x = recomputed(layer, *parts, use_reentrant=False) if checkpoint else layer(*parts)
+            (m0, z0), (m1, z1) = head(s0.x), head(s1.x)
+            scores.append(log_assignment(m0, m1, z0, z1, s0.mask, s1.mask))
+            if i < self.spec.depth - 1:
+                sure0, sure1 = (at_least_float32(self.confidence[i](s.x.detach())[..., 0]) for s in (s0, s1))
+                confidence.append((sure0, sure1))
+        return scores, confidence
+
     def compile_layers(self, buckets: tuple[int, ...] = BUCKETS, mode: str = "default") -> LightGlue:
         """Compile the layers, once per bucket: keypoint counts are padded (masked) to the next bucket, so that a new
         image or a new keypoint count compiles nothing. Beyond the last bucket the length is a multiple of it. Returns
@@ -302,10 +340,12 @@ class LightGlue(nn.Module):
         points = self._checked(points, which)
         keypoints, size = points.keypoints, points.size
         assert isinstance(size, Tensor)
-        positions = normalize_keypoints(keypoints, size)
+        positions = keypoints if self.spec.coordinates == "pixels" else normalize_keypoints(keypoints, size)
         if points.scales is not None and points.orientations is not None:
             positions = torch.cat((positions, points.scales[..., None], points.orientations[..., None]), -1)
         x = self.input_proj(points.descriptors.to(self.basis.weight.dtype))
+        if self.place is not None:
+            x = x + self.place(positions.to(self.basis.weight.dtype))
         index = torch.arange(keypoints.shape[1], device=x.device).expand(keypoints.shape[:2])
         turn = self.basis(positions).to(at_least_float32(x).dtype)
         return Side(x, turn, points.mask, index)
@@ -418,6 +458,23 @@ class LightGlue(nn.Module):
         out.matches1[row, s1.index] = torch.where(a1 < 0, -1, s0.index.gather(1, a1.clamp(min=0)))
         out.scores0[row, s0.index], out.scores1[row, s1.index] = p0, p1
         out.stop[rows] = i + 1
+
+
+def _axial(pairs: int, dims: int) -> Tensor:
+    """Frequencies from pi / 2 up in octaves, half of the pairs for x and half for y; other coordinates turn nothing."""
+    weight = torch.zeros(pairs, dims)
+    for axis, rows in enumerate(torch.arange(pairs).chunk(2)):
+        weight[rows, axis] = math.pi / 2 * 2.0 ** torch.linspace(0, 5, len(rows))
+    return weight
+
+
+def _place(dims: int, width: int) -> nn.Sequential:
+    """SuperGlue's encoder of keypoints, an MLP that grows to ``width`` (Sarlin et al. 2020, appendix), with layer norms
+    in the place of batch norms, which padding would disturb."""
+    sizes, parts = (dims, 32, 64, 128), []
+    for small, large in itertools.pairwise(sizes):
+        parts += [nn.Linear(small, large), nn.LayerNorm(large), nn.ReLU()]
+    return nn.Sequential(*parts, nn.Linear(sizes[-1], width))
 
 
 def _certainty(i: int, depth: int) -> float:

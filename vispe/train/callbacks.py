@@ -18,24 +18,12 @@ from vispe.files import write_atomically
 LAST = "last.ckpt"
 # What metrics.csv has of a validation, and what the screen has of it besides the loss.
 VALIDATED = (
-    "loss",
-    "accuracy",
-    "top5",
-    "miou",
-    "pixel_accuracy",
-    "AP",
-    "AP50",
-    "PQ",
-    "SQ",
-    "RQ",
-)  # what metrics.csv has of a validation
+    "loss", "accuracy", "top5", "miou", "pixel_accuracy", "AP", "AP50", "PQ", "SQ", "RQ", "precision", "recall", "AUC5",
+)  # fmt: skip
 SAID = {
-    "accuracy": "accuracy",
-    "miou": "mIoU",
-    "AP": "AP",
-    "AP50": "AP50",
-    "PQ": "PQ",
-}  # what the screen has of it besides the loss
+    "accuracy": "accuracy", "miou": "mIoU", "AP": "AP", "AP50": "AP50", "PQ": "PQ", "precision": "precision",
+    "recall": "recall", "AUC5": "AUC at 5 px",
+}  # fmt: skip
 
 
 class AtomicIO(TorchCheckpointIO):

@@ -15,6 +15,7 @@ from vispe.files import write_atomically
 COLUMNS = (
     "update", "loss", "lr", "grad_norm", "images_per_second", "val_loss", "val_accuracy", "val_top5", "val_miou",
     "val_pixel_accuracy", "val_AP", "val_AP50", "val_PQ", "val_SQ", "val_RQ",
+    "val_precision", "val_recall", "val_AUC5",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ LIBRARIES = ("vispe", "torch", "torchvision", "lightning", "numpy", "pillow")
 SCORES = {
     "val_accuracy": "top 1", "val_top5": "top 5", "val_miou": "mIoU", "val_pixel_accuracy": "accuracy", "val_AP": "AP",
     "val_AP50": "AP50", "val_PQ": "PQ", "val_SQ": "SQ", "val_RQ": "RQ",
+    "val_precision": "precision", "val_recall": "recall", "val_AUC5": "AUC at 5 px",
 }  # fmt: skip
 NAMED = 30  # of more classes than this, the axes of the confusion matrix carry no names
 
@@ -99,7 +100,8 @@ def draw_curves(path: Path, rows: Sequence[Mapping[str, float]], updates_per_epo
         for column, label in SCORES.items():
             draw(axes, column, label, "o-")
     draw(rate, "lr", "highest" if blind else "head")
-    what = "pixels" if "val_miou" in seen else "objects" if seen & {"val_AP", "val_PQ"} else "accuracy"
+    kinds = {"val_miou": "pixels", "val_AP": "objects", "val_PQ": "objects", "val_AUC5": "matches"}
+    what = next((word for column, word in kinds.items() if column in seen), "accuracy")
     titled = [(loss, "loss"), *((axes, f"{what} (validation)") for axes in scores), (rate, "learning rate")]
     for axes, title in titled:
         axes.set_title(title, fontsize=10)

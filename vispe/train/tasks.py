@@ -8,6 +8,7 @@ from typing import Any
 from vispe.spec import Spec
 from vispe.train.classify import fit
 from vispe.train.detect import DetectRecipe, detect
+from vispe.train.match import MatchRecipe, match
 from vispe.train.pretrain import PretrainRecipe, pretrain
 from vispe.train.segment import SegmentRecipe, segment
 from vispe.train.spec import ClassifyRecipe
@@ -18,6 +19,7 @@ TASKS: dict[Any, tuple[type[Spec], Trained]] = {
     "pretrain": (PretrainRecipe, pretrain),
     "segment": (SegmentRecipe, segment),
     "detect": (DetectRecipe, detect),
+    "match": (MatchRecipe, match),
 }
 
 

@@ -1,0 +1,468 @@
+"""``match``: a recipe and photographs to a trained LightGlue, and whether it beats mutual nearest neighbours.
+
+Pairs are made by random homographies (``vispe/data/homographies.py``); the extractor is frozen, its features of all
+views are found once (``features.h5`` in the run's folder). The folder is that of a classifier otherwise, with
+``examples.png`` (a held-out pair, its matches right and wrong) in the place of ``confusion.png``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from vispe import recipe as recipes
+from vispe.classifier import load_trained, write_trained
+from vispe.data.batches import Plan
+from vispe.files import write_json
+from vispe.geometry.benchmark import homography_dlt
+from vispe.geometry.homography import corner_error
+from vispe.layers.assignment import nearest
+from vispe.losses.matching import matching_loss
+from vispe.metrics.auc import error_auc
+from vispe.metrics.matching import match_precision, match_recall
+from vispe.models.lightglue import LightGlue, LightGlueSpec, MatchHead, Points
+from vispe.spec import Spec
+from vispe.train.callbacks import LAST, Keep
+from vispe.train.classify import Run, carried_out
+from vispe.train.curves import read_curves
+from vispe.train.folder import finished_report
+from vispe.train.loaders import Loaders, Say, tell_left_out
+from vispe.train.module import Learning
+from vispe.train.report import draw_curves
+from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
+from vispe.train.start import checked_knobs, variant
+from vispe.train.views import (
+    EvalPairs,
+    FeatureSpec,
+    PairBatch,
+    PhotoSpec,
+    TrainPairs,
+    each_pair,
+    pair_loader,
+    photographs,
+    read_views,
+    view_features,
+)
+from vispe.weights import build, load
+
+TASK = "match"
+PIXELS = (1, 3, 5)  # of the corner error's AUC
+RATIO = 0.8  # Lowe's, of distances
+SCALE = 20.0  # by which cosines are multiplied at the start: the temperature of a softmax over them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatchTrain(TrainSpec):
+    """How weights are found. ``positive``: pixels within which two keypoints are one point, ``negative``: beyond which
+    one has no partner. ``start`` of fresh weights: "descriptors" begins as dual softmax over the descriptors and learns
+    from there (width and input_dim must be equal), "random" as torch draws them. ``checkpoint``: activations are
+    computed twice instead of kept."""
+
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    positive: float = 3.0
+    negative: float = 3.0
+    start: Literal["descriptors", "random"] = "descriptors"
+    checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.positive <= self.negative:
+            raise ValueError(f"0 < positive <= negative, in pixels, got {self.positive} and {self.negative}")
+        if self.start not in ("descriptors", "random"):
+            raise ValueError(f"start is descriptors or random, got {self.start!r}")
+        if self.layer_decay != 1.0 or self.label_smoothing or self.size is not None:
+            raise ValueError("layer_decay, label_smoothing and size are a classifier's knobs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatchRecipe(Spec):
+    """A whole recipe; ``task: match`` tells it from a classifier's."""
+
+    task: Literal["match"] = "match"
+    model: ModelSpec
+    data: PhotoSpec = dataclasses.field(default_factory=PhotoSpec)
+    features: FeatureSpec = dataclasses.field(default_factory=FeatureSpec)
+    train: MatchTrain = dataclasses.field(default_factory=MatchTrain)
+    run: RunSpec = dataclasses.field(default_factory=RunSpec)
+
+    def __post_init__(self) -> None:
+        check_together(self.train, self.run)
+        if self.run.strategy == "fsdp":
+            raise ValueError("run.strategy=fsdp shards the blocks of a ViT; matchers train with ddp")
+
+
+def match(
+    recipe: MatchRecipe, out: str | os.PathLike[str], data: PairData | None = None, say: Say = print
+) -> dict[str, Any]:
+    """Train by ``recipe`` in the folder ``out``; the report, as in ``report.json`` (empty but in the first process).
+
+    Goes on, refuses and stops as ``vispe.train.classify.fit`` does.
+    """
+    folder = Path(out)
+    done = finished_report(folder, recipe)
+    if done is not None:
+        say(f"this run is finished; its report is {folder / 'report.json'}")
+        return done
+    _knobs(recipe.model)  # a mistake in these shall not wait for the images
+    data = found_pairs(recipe, folder, say) if data is None else data
+    return carried_out(_Matching, recipe, folder, data, say)
+
+
+def _knobs(given: ModelSpec) -> dict[str, Any]:
+    spec = variant(given)
+    if not isinstance(spec, LightGlueSpec):
+        raise ValueError(f"{given.name} is no LightGlue")
+    return checked_knobs(given, spec)
+
+
+# --- the pairs --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PairData:
+    """Features of all views; ``skipped``: a sentence for each photograph that is left out."""
+
+    train: TrainPairs
+    val: EvalPairs
+    skipped: tuple[str, ...] = ()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The photographs' count and a hash of their names and keypoints: equal when a run may go on with them."""
+        made = {}
+        for part, pairs in (("train", self.train), ("val", self.val)):
+            views = pairs.views
+            told = repr(views.names).encode(errors="replace") + views.keypoints.numpy().tobytes()
+            made[part] = {"images": len(views.names), "sha256": hashlib.sha256(told).hexdigest()}
+        return made
+
+
+def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData:
+    """The features of all views in ``folder``, found now where they are not there yet."""
+    data, features, train = recipe.data, recipe.features, recipe.train
+    parts = photographs(data)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "features.h5"
+    device = "cpu" if recipe.run.accelerator == "cpu" else "auto"
+    names, skipped = view_features(
+        path, [*parts[0], *parts[1]], data.views, features, train.seed, device, data.corrupt == "refuse"
+    )
+    tell_left_out(skipped, say)
+    usable = set(names)
+    kept = [[photo.name for photo in part if photo.name in usable] for part in parts]
+    if not all(kept):
+        raise ValueError(f"of {len(parts[0])} + {len(parts[1])} photographs too few can be used: {skipped[0]}")
+    views = [read_views(path, part, data.views, features.max_keypoints) for part in kept]
+    limits = (train.positive, train.negative)
+    return PairData(
+        TrainPairs(views[0], train.seed, *limits), EvalPairs(views[1], data.val_pairs, *limits), tuple(skipped)
+    )
+
+
+# --- what is learnt ---------------------------------------------------------------------------------------------------
+
+
+def from_descriptors(model: LightGlue, scale: float = SCALE) -> None:
+    """Fresh weights that begin as dual softmax over ``scale`` times the cosines of descriptors.
+
+    Every layer adds nothing yet, and reads a point as if its descriptor had entries of variance one.
+    """
+    width = model.spec.width
+    if model.spec.input_dim != width:
+        raise ValueError(
+            f"start=descriptors needs model.width equal to the descriptors' {model.spec.input_dim}, got {width}; "
+            "train.start=random does not"
+        )
+    with torch.no_grad():
+        for layer in model.layers:
+            own, cross = (layer.get_submodule(name) for name in ("self_attn", "cross_attn"))
+            for linear in (own.get_submodule("qkv"), cross.get_submodule("qk"), cross.get_submodule("v")):
+                linear.get_parameter("weight").mul_(width**0.5)
+            for part in (own, cross):
+                part.get_parameter("ffn.0.weight")[:, :width] *= width**0.5
+                for name in ("ffn.3.weight", "ffn.3.bias"):
+                    nn.init.zeros_(part.get_parameter(name))
+        for head in model.heads:
+            assert isinstance(head, MatchHead)
+            nn.init.eye_(head.final.weight).mul_((scale * width**0.5) ** 0.5)
+            nn.init.zeros_(head.final.bias)
+
+
+class Matching(Learning):
+    """``matching_loss`` of every layer. ``validated``: its mean as ``loss``, and ``precision``, ``recall`` and ``AUC5``
+    (of the corner error, weighted DLT) of the held-out pairs."""
+
+    def __init__(self, model: nn.Module, spec: MatchTrain, plan: Plan, out: Path) -> None:
+        super().__init__(model, spec, plan, out)
+        self._sums = torch.zeros(2)
+        self._rows: list[tuple[float, float, float]] = []
+
+    def loss_of(self, batch: PairBatch, batch_idx: int) -> Tensor:
+        network, spec = cast(LightGlue, self.model), cast(MatchTrain, self.spec)
+        scores, sure = network.every_layer(*batch.sides(), checkpoint=spec.checkpoint and self.training)
+        return matching_loss(scores, sure, batch.matches0, batch.matches1).total
+
+    def on_validation_epoch_start(self) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._rows = []
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        real = batch.indices >= 0
+        if bool(real.all()):  # else the last of a process: a pair would count twice
+            self._sums += torch.tensor([float(self.loss_of(batch, batch_idx)), 1.0], device=self.device) * len(real)
+
+    def on_validation_epoch_end(self) -> None:
+        total = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
+        pairs: EvalPairs = self.trainer.datamodule.val_set  # type: ignore[attr-defined]
+        told = scored(pairs, lightglue(self.model))  # all pairs in every process: they take seconds
+        self.validated = {
+            "loss": float(total[0] / total[1].clamp(min=1)),
+            "precision": told["precision"],
+            "recall": told["recall"],
+            "AUC5": told["auc"][PIXELS.index(5)],
+        }
+
+    def _rates(self) -> dict[str, Any]:
+        return {"lr": self.spec.lr, "layer_decay": 1.0, "last": 0}
+
+
+# --- how good a matcher is --------------------------------------------------------------------------------------------
+
+Matched = tuple[np.ndarray, np.ndarray]  # pairs [k, 2] and scores [k]
+
+
+def lightglue(model: nn.Module) -> Any:
+    """``(points0, points1) -> pairs, scores`` of one pair."""
+    device = next(model.parameters()).device
+
+    def matched(*sides: Points) -> Matched:
+        was = model.training
+        model.eval()
+        with torch.inference_mode():
+            out = model.match(*(_moved(side, device) for side in sides))  # type: ignore[operator]
+        model.train(was)
+        pairs, scores = out.pairs()
+        return pairs.cpu().numpy(), scores.float().cpu().numpy()
+
+    return matched
+
+
+def mutual(ratio: float | None = None) -> Any:
+    """Mutual nearest neighbours of the descriptors, with Lowe's ratio test of distances both ways if asked for."""
+
+    def matched(points0: Points, points1: Points) -> Matched:
+        d0, d1 = points0.descriptors, points1.descriptors
+        found = nearest(d0, d1)
+        i = (found.matches0[0] >= 0).nonzero()[:, 0]
+        pairs, scores = torch.stack((i, found.matches0[0, i]), 1), found.scores0[0, i]
+        if ratio is not None and len(pairs) and min(d0.shape[1], d1.shape[1]) > 1:
+            distances = (2 - 2 * d0[0] @ d1[0].T).clamp(min=0).sqrt()
+            keep = torch.ones(len(pairs), dtype=torch.bool)
+            for table, at in ((distances, pairs[:, 0]), (distances.T, pairs[:, 1])):
+                first, second = table[at].topk(2, largest=False).values.unbind(1)
+                keep &= first < ratio * second
+            pairs, scores = pairs[keep], scores[keep]
+        return pairs.numpy(), scores.numpy()
+
+    return matched
+
+
+def scored(pairs: EvalPairs, matched: Any) -> dict[str, Any]:
+    """Means over the pairs: ``precision`` (of pairs that have matches), ``recall``, ``matches``; ``auc``, of the corner
+    error at ``PIXELS`` with a weighted DLT."""
+    precisions, recalls, counts, errors = [], [], [], []
+    for points0, points1, truth, H in each_pair(pairs):  # noqa: N806
+        found, scores = matched(points0, points1)
+        first, second = points0.keypoints[0].numpy()[found[:, 0]], points1.keypoints[0].numpy()[found[:, 1]]
+        estimate = homography_dlt(first, second, scores.clip(min=0))
+        h, w = pairs.views.spec.size
+        errors.append(corner_error(estimate.matrix, H, (h, w)))
+        recalls.append(match_recall(found, truth.numpy()))
+        counts.append(len(found))
+        if len(found):
+            precisions.append(match_precision(found, truth.numpy()))
+    return {
+        "precision": float(np.mean(precisions)) if precisions else 0.0,
+        "recall": float(np.mean(recalls)),
+        "matches": float(np.mean(counts)),
+        "auc": [float(value) for value in error_auc(errors, PIXELS)],
+    }
+
+
+def _moved(side: Points, device: torch.device) -> Points:
+    moved: list[Any] = [t.to(device) if isinstance(t, Tensor) else t for t in side]
+    return Points(*moved)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedMatcher:
+    """``model`` (in eval mode), a LightGlue called ``name`` in the zoo, for the features of ``extractor``; ``recipe``
+    is how it was trained, as plain JSON."""
+
+    model: nn.Module
+    name: str
+    extractor: str
+    recipe: dict[str, Any]
+
+
+def load_matcher(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> TrainedMatcher:
+    """The matcher of a file, or of a run's folder; ``ValueError`` as ``load_classifier``."""
+
+    def made(about: dict[str, Any], model: nn.Module) -> TrainedMatcher:
+        return TrainedMatcher(model, about["model"], str(about["extractor"]), dict(about["recipe"]))
+
+    return load_trained(path, TASK, made, device)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+class _Matching(Run):
+    """The state of one call of ``match``."""
+
+    def _model(self, earlier: dict[str, Any] | None) -> tuple[nn.Module, list[str]]:
+        given, views = self.recipe.model, self.data.train.views
+        knobs = _knobs(given)
+        dims, oriented = views.descriptors.shape[2], views.scales is not None
+        if given.weights == "fresh" or earlier is not None:
+            has = {"input_dim": dims, "scale_and_orientation": oriented}
+            if wrong := [name for name in has if knobs.get(name, has[name]) != has[name]]:
+                raise ValueError(f"model.{wrong[0]} is {knobs[wrong[0]]}, the features have {has[wrong[0]]}")
+            model = build(given.name, **{**knobs, **has})
+            assert isinstance(model, LightGlue)
+            if self.recipe.train.start == "descriptors" and given.weights == "fresh":
+                from_descriptors(model)
+            loaded = [] if earlier is None else list(earlier["loaded"])
+        else:
+            trained = None if given.weights == "published" else _trained(given.weights)
+            model = load(given.name, None, given.origin, **knobs) if trained is None else trained
+            loaded = [f"weights: {given.weights}"]
+        spec: Any = model.spec
+        if spec.input_dim != dims or spec.scale_and_orientation != oriented:
+            raise ValueError(
+                f"{given.name} takes descriptors of {spec.input_dim} numbers"
+                f"{' with scales and orientations' * spec.scale_and_orientation}, {self.recipe.features.name} gives "
+                f"{dims}{' with them' * oriented}"
+            )
+        return model, loaded
+
+    def _sizes(self, spec: Any) -> list[tuple[int, int]]:
+        return [self.recipe.data.views.size]
+
+    def _loaders(self) -> Loaders:
+        return Loaders(self.data.train, self.data.val, self.plan, self.workers, pair_loader)
+
+    @property
+    def workers(self) -> int:
+        return self.recipe.run.workers or 0  # features lie in memory
+
+    def _module(self) -> Learning:
+        return Matching(self.model, self.recipe.train, self.plan, self.folder)
+
+    def _keep(self) -> Callback:
+        return Keep(self._export, "AUC5")
+
+    def _contents(self) -> str:
+        train, val = self.data.train, self.data.val
+        return f"{len(train.views.names)} + {len(val.views.names)} photographs, {len(train)} pairs an epoch"
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            "recipe": recipes.plain(self.recipe),
+            "data": self.data.fingerprint(),
+            "loaded": self.loaded,
+        }
+
+    def _export(self, state: dict[str, Tensor], name: str) -> None:
+        made = TrainedMatcher(self.model, self.recipe.model.name, self.recipe.features.name, recipes.plain(self.recipe))
+        write_trained(self.folder / f"{name}.safetensors", TASK, made, state)
+
+    def _report(self) -> dict[str, Any]:
+        data = self.data
+        trained = load_matcher(self.folder / f"{self.recipe.train.report}.safetensors", self.device)
+        rows = read_curves(self.folder / "metrics.csv")
+        draw_curves(self.folder / "curves.png", rows, self.plan.updates_per_epoch)
+        results = {
+            "lightglue": scored(data.val, lightglue(trained.model)),
+            "mutual_nn": scored(data.val, mutual()),
+            "mutual_nn_ratio": scored(data.val, mutual(RATIO)),
+        }
+        draw_pair(self.folder / "examples.png", data.val, lightglue(trained.model))
+        report = {
+            "weights": f"{self.recipe.train.report}.safetensors",
+            "results": results,
+            "beats": {name: beats(results["lightglue"], told) for name, told in results.items() if name != "lightglue"},
+            "pairs": len(data.val),
+            "data": {
+                "train": len(data.train.views.names),
+                "val": len(data.val.views.names),
+                "skipped": list(data.skipped),
+            },
+            **self._about(rows),
+        }
+        write_json(self.folder / "report.json", report)
+        (self.folder / LAST).unlink(missing_ok=True)
+        self._say(report)
+        return report
+
+    def _say(self, report: dict[str, Any]) -> None:
+        for name, told in report["results"].items():
+            auc = " / ".join(f"{100 * value:.1f}" for value in told["auc"])
+            self.say(
+                f"{name}: precision {told['precision']:.3f}, recall {told['recall']:.3f}, "
+                f"{told['matches']:.0f} matches, AUC at {' / '.join(map(str, PIXELS))} px {auc}"
+            )
+        better = report["beats"]
+        verdict = {True: "is better than", False: "is not better than"}
+        for name, words in (("mutual_nn", "mutual neighbours"), ("mutual_nn_ratio", f"those with a ratio of {RATIO}")):
+            self.say(f"LightGlue {verdict[better[name]]} {words} in precision and recall at once")
+        self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and examples.png")
+
+
+def _trained(weights: str) -> LightGlue | None:
+    """The LightGlue in a file that was trained here, or that holds official weights of the variant's shape (None)."""
+    try:
+        model = load_matcher(weights).model
+    except ValueError:
+        return None
+    assert isinstance(model, LightGlue)
+    return model
+
+
+def beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether ``one`` has the higher precision at no lower recall."""
+    return bool(one["precision"] > other["precision"] and one["recall"] >= other["recall"])
+
+
+def draw_pair(path: Path, pairs: EvalPairs, matched: Any) -> None:
+    """The keypoints of a held-out pair and their matches: right ones green, wrong ones red."""
+    from vispe.train.report import new_figure, write_figure
+
+    points0, points1, truth, _ = next(each_pair(pairs))
+    found, _ = matched(points0, points1)
+    figure = new_figure(9, 3.6)
+    axes = figure.add_subplot()
+    h, w = pairs.views.spec.size
+    first, second = points0.keypoints[0].numpy(), points1.keypoints[0].numpy() + np.array([w + 10, 0])
+    for points in (first, second):
+        axes.plot(*points.T, ".", color="#999999", markersize=2)
+    right = truth.numpy()[found[:, 0]] == found[:, 1]
+    for colour, which in (("#228833", right), ("#cc3311", ~right)):
+        lines = np.stack((first[found[which, 0]], second[found[which, 1]]), 1)
+        for line in lines:
+            axes.plot(*line.T, color=colour, linewidth=0.6)
+    axes.set(xlim=(0, 2 * w + 10), ylim=(h, 0), aspect="equal")
+    axes.set_axis_off()
+    axes.set_title(f"{int(right.sum())} of {len(found)} matches are right", fontsize=10)
+    write_figure(figure, path)

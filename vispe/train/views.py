@@ -1,0 +1,366 @@
+"""The features of many views of photographs, found once, kept in one file, and the pairs that are made of them.
+
+``features.h5`` says how it was made; a run that was stopped finds only what is missing. Photographs that cannot be
+read, or have no room for a view, are left out, with a sentence each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vispe.cache import CacheReader, CacheWriter
+from vispe.data.augment import mixed
+from vispe.data.batches import brought
+from vispe.data.homographies import Size, ViewSpec, drawn, looks, overlap, view
+from vispe.data.images import ImageError, read_image
+from vispe.data.sources import folder_files
+from vispe.extract import features_made
+from vispe.features import Extractor, Features, extractor
+from vispe.geometry.homography import Array
+from vispe.losses.matching import IGNORED
+from vispe.metrics.matching import homography_ground_truth
+from vispe.models.lightglue import Points
+from vispe.progress import track
+from vispe.spec import Spec
+from vispe.store import add_features, as_features
+from vispe.weights.files import sha256
+
+SKIMAGE = "skimage"  # in the place of a folder: scikit-image's photographs
+BATCH, SECONDS = 64, 5.0  # views are on the disk once so many wait, or so much time has passed
+TRIES = 20  # pairs drawn of a photograph until two views overlap; then whichever came last
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhotoSpec(Spec):
+    """Photographs of any kind. ``roots``: folders, or ``skimage`` for scikit-image's own; ``val_part`` of them are held
+    out, the same ones every time, and give ``val_pairs`` pairs; ``first``: so many photographs at most. ``corrupt``:
+    whether one that cannot be used is left out ("skip") or ends the run ("refuse")."""
+
+    roots: tuple[str, ...] = (SKIMAGE,)
+    val_part: float = 0.15
+    val_pairs: int = 200
+    first: int | None = None
+    corrupt: str = "skip"
+    views: ViewSpec = dataclasses.field(default_factory=ViewSpec)
+
+    def __post_init__(self) -> None:
+        if not self.roots:
+            raise ValueError("roots are folders of photographs, got none")
+        if not 0 < self.val_part < 1:
+            raise ValueError(f"val_part lies between 0 and 1, got {self.val_part}")
+        if self.val_pairs < 1 or (self.first is not None and self.first < 2):
+            raise ValueError(f"val_pairs is at least 1, first at least 2, got {self.val_pairs} and {self.first}")
+        if self.corrupt not in ("skip", "refuse"):
+            raise ValueError(f"corrupt is skip or refuse, got {self.corrupt!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureSpec(Spec):
+    """Who finds the features, frozen: an extractor by name, how many keypoints at most, knobs of its own spec."""
+
+    name: str = "sift"
+    max_keypoints: int = 512
+    weights: str | None = None
+    knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def load(self, device: str) -> Extractor:
+        given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "weights": self.weights, "device": device}
+        return extractor(self.name, **given, **self.knobs)
+
+
+class Photo(NamedTuple):
+    """A photograph: its ``name``, where it is (a path, or the name of one of scikit-image's)."""
+
+    name: str
+    where: str
+    root: str
+
+    def content(self) -> str:
+        """What tells it from another of its name; of a file that is not there that alone."""
+        try:
+            return self.name if self.root == SKIMAGE else sha256(self.where)
+        except OSError as error:
+            return str(error.strerror)
+
+    def read(self) -> Float[Tensor, "3 h w"]:
+        """In [0, 1]; ``ImageError`` says what is wrong with it."""
+        if self.root != SKIMAGE:
+            return read_image(self.where)
+        import skimage.data
+
+        from vispe.data.images import as_image
+
+        found = getattr(skimage.data, self.where)()
+        image = as_image(np.ascontiguousarray(found[0] if isinstance(found, tuple) else found))
+        return image.expand(3, -1, -1)
+
+
+def photographs(spec: PhotoSpec) -> tuple[list[Photo], list[Photo]]:
+    """Those to learn from and those held out, by a hash of their names; ``ValueError`` where there are too few."""
+    found = [photo for root in spec.roots for photo in _photos(root)]
+    found = found[: spec.first] if spec.first is not None else found
+    order = sorted(found, key=lambda photo: hashlib.sha256(photo.name.encode(errors="replace")).hexdigest())
+    held = max(round(spec.val_part * len(order)), 1)
+    if len(order) - held < 1:
+        raise ValueError(f"{', '.join(spec.roots)}: {len(order)} photographs are too few to hold some of them out")
+    return sorted(order[held:]), sorted(order[:held])
+
+
+def _photos(root: str) -> list[Photo]:
+    if root == SKIMAGE:
+        from vispe.data.stress import PHOTOGRAPHS
+
+        try:
+            import skimage.data  # noqa: F401
+        except ImportError as error:
+            raise ValueError("the photographs come with scikit-image: pip install 'vispe[demo]'") from error
+        return [Photo(f"{SKIMAGE}/{name}", name, root) for name in PHOTOGRAPHS]
+    files = folder_files(root)
+    if not len(files):
+        raise ValueError(f"there are no images in {root!r}")
+    top = Path(root).expanduser()
+    return [Photo(f"{top.name}/{path}", os.fspath(top / path), root) for path in files.paths]
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Views:
+    """All views of some photographs, padded to one length: view ``k`` of photograph ``p`` is row ``p * views + k``.
+
+    ``keypoints [n, k, 2]``, ``descriptors [n, k, d]``, ``scales`` and ``orientations [n, k]`` where there are any,
+    ``counts [n]``; ``H [n, 3, 3]`` takes a view to its photograph.
+    """
+
+    spec: ViewSpec
+    names: tuple[str, ...]
+    keypoints: Float[Tensor, "n k 2"]
+    descriptors: Float[Tensor, "n k d"]
+    scales: Float[Tensor, "n k"] | None
+    orientations: Float[Tensor, "n k"] | None
+    counts: Int[Tensor, " n"]
+    H: Array
+
+    def points(self, rows: Sequence[int]) -> Points:
+        """A batch for the matcher."""
+        at = torch.as_tensor(rows)
+        scales, orientations = (None if t is None else t[at] for t in (self.scales, self.orientations))
+        size = torch.tensor(self.spec.size, dtype=torch.float32).expand(len(at), 2)
+        return Points(self.keypoints[at], self.descriptors[at], size, self.mask(at), scales, orientations)
+
+    def mask(self, at: Tensor) -> Bool[Tensor, "b k"]:
+        return torch.arange(self.keypoints.shape[1]) < self.counts[at][:, None]
+
+    def between(self, a: int, b: int) -> Array:
+        """The homography from view ``a`` to view ``b`` of one photograph."""
+        return np.linalg.inv(self.H[b]) @ self.H[a]
+
+    def truth(self, a: int, b: int, positive: float, negative: float) -> tuple[Tensor, Tensor]:
+        """The partner of each keypoint of both views ``[k]``, as the loss has it; padding is ignored."""
+        given: dict[str, Any] = {"positive": positive, "negative": negative}
+        first, second = (self.keypoints[row, : int(self.counts[row])].numpy() for row in (a, b))
+        found = (
+            homography_ground_truth(first, second, self.between(a, b), **given),
+            homography_ground_truth(second, first, self.between(b, a), **given),
+        )
+        made = torch.full((2, self.keypoints.shape[1]), IGNORED)
+        for row, partners in zip(made, found, strict=True):
+            row[: len(partners)] = torch.from_numpy(partners)
+        return made[0], made[1]
+
+
+def view_features(
+    path: Path, photos: Sequence[Photo], views: ViewSpec, features: FeatureSpec, seed: int, device: str, refuse: bool
+) -> tuple[list[str], list[str]]:
+    """Write ``path`` with the features of every view, or what of it is missing; the names of the photographs that can
+    be used, and a sentence for each that cannot (with ``refuse`` an error)."""
+    made = {"views": dataclasses.asdict(views), "seed": seed}
+    made |= features_made(
+        features.name, max_keypoints=features.max_keypoints, resize=0, side="long", weights=features.weights,
+        **features.knobs,
+    )  # fmt: skip
+    skipped: dict[str, str] = {}
+    loaded: list[Extractor] = []
+    with CacheWriter(path, made, keep=True, batch=BATCH, seconds=SECONDS) as writer:
+        for photo in track(photos, "finding keypoints", "photographs"):
+            keys, content = [f"{photo.name}#{k}" for k in range(views.views)], photo.content()
+            if all(writer.has(key, content) for key in keys):
+                continue
+            try:
+                image = photo.read()
+                homographies = [view(_size(image), views, seed, _number(photo.name), k) for k in range(views.views)]
+            except (ImageError, ValueError) as error:
+                if refuse:
+                    raise
+                skipped[photo.name] = str(error)
+                continue
+            if not loaded:
+                loaded.append(features.load(device))
+            for k, (key, H) in enumerate(zip(keys, homographies, strict=True)):  # noqa: N806
+                found = _found(loaded[0], image, H, views, mixed(seed, _number(photo.name), k, 1))
+                add_features(writer, key, found, content, H=H)
+    return [photo.name for photo in photos if photo.name not in skipped], list(skipped.values())
+
+
+def read_views(path: Path, names: Sequence[str], views: ViewSpec, most: int) -> Views:
+    """The views of the photographs ``names``, in memory."""
+    found: list[Features] = []
+    homographies = []
+    with CacheReader(path) as file:
+        for name in names:
+            for k in range(views.views):
+                entry = file.read(f"{name}#{k}")
+                homographies.append(np.asarray(entry.attributes["H"], dtype=np.float64).reshape(3, 3))
+                found.append(as_features(entry))
+
+    def padded(field: str) -> Tensor | None:
+        parts = [getattr(one, field) for one in found]
+        if parts[0] is None:
+            return None
+        whole = parts[0].new_zeros(len(parts), most, *parts[0].shape[1:])
+        for row, part in zip(whole, parts, strict=True):
+            row[: len(part)] = part
+        return whole
+
+    keypoints, descriptors = padded("keypoints"), padded("descriptors")
+    assert keypoints is not None
+    assert descriptors is not None
+    counts = torch.tensor([len(one) for one in found])
+    return Views(
+        views, tuple(names), keypoints, descriptors, padded("scales"), padded("orientations"), counts,
+        np.stack(homographies),
+    )  # fmt: skip
+
+
+def _found(find: Extractor, image: Tensor, H: Array, views: ViewSpec, chance: int) -> Features:  # noqa: N803
+    seen = drawn(image, H, views.size)
+    if views.look:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(chance)
+            seen = looks(views)(seen[None])[0]
+    return find((seen.clamp(0, 1) * 255).round() / 255)
+
+
+def _size(image: Tensor) -> Size:
+    return image.shape[-2], image.shape[-1]
+
+
+def _number(name: str) -> int:
+    """A photograph's own number, whatever others there are."""
+    return int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:6], "big")
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+class PairBatch(NamedTuple):
+    """``points0``, ``points1``: fields of :class:`Points` as tensors; ``matches0``, ``matches1``: the truth."""
+
+    keypoints0: Tensor
+    keypoints1: Tensor
+    descriptors0: Tensor
+    descriptors1: Tensor
+    mask0: Tensor
+    mask1: Tensor
+    size: Tensor
+    matches0: Tensor
+    matches1: Tensor
+    indices: Tensor
+    scales0: Tensor | None = None
+    scales1: Tensor | None = None
+    orientations0: Tensor | None = None
+    orientations1: Tensor | None = None
+    problem: str = ""
+
+    def sides(self) -> tuple[Points, Points]:
+        return (
+            Points(self.keypoints0, self.descriptors0, self.size, self.mask0, self.scales0, self.orientations0),
+            Points(self.keypoints1, self.descriptors1, self.size, self.mask1, self.scales1, self.orientations1),
+        )
+
+
+class TrainPairs(Dataset[Any]):
+    """Pairs of views by (epoch, number): photograph ``number % photographs``, two views that overlap, drawn anew in
+    every epoch. An epoch has half as many pairs as there are views."""
+
+    def __init__(self, views: Views, seed: int, positive: float, negative: float) -> None:
+        self.views, self.seed, self.limits = views, seed, (positive, negative)
+
+    def __len__(self) -> int:
+        return len(self.views.names) * max(self.views.spec.views // 2, 1)
+
+    def pair(self, epoch: int, number: int) -> tuple[int, int]:
+        """The rows of two views."""
+        views = self.views.spec.views
+        first = number % len(self.views.names) * views
+        draw = np.random.default_rng(mixed(self.seed, epoch, number, 3))
+        a, b = 0, 1
+        for _ in range(TRIES):
+            a, b = (first + int(k) for k in draw.choice(views, 2, replace=False))
+            if overlap(self.views.H[a], self.views.H[b], self.views.spec) >= self.views.spec.overlap:
+                break
+        return a, b
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> PairBatch:
+        return pair_batch(self.views, [self.pair(*key) for key in keys], self.limits)
+
+
+class EvalPairs(Dataset[Any]):
+    """``count`` pairs that stay the same, in turn of the photographs; -1 fills a batch."""
+
+    def __init__(self, views: Views, count: int, positive: float, negative: float) -> None:
+        self.views, self.limits = views, (positive, negative)
+        chosen = TrainPairs(views, -1, positive, negative)
+        self.pairs = [chosen.pair(0, k) for k in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitems__(self, keys: list[int]) -> PairBatch:
+        made = pair_batch(self.views, [self.pairs[max(key, 0)] for key in keys], self.limits)
+        return made._replace(indices=torch.tensor(keys))
+
+
+def pair_batch(views: Views, pairs: Sequence[tuple[int, int]], limits: tuple[float, float]) -> PairBatch:
+    """The pairs of rows with their truth."""
+    first, second = (views.points([pair[side] for pair in pairs]) for side in (0, 1))
+    truth = [views.truth(a, b, *limits) for a, b in pairs]
+    assert first.mask is not None
+    assert second.mask is not None
+    return PairBatch(
+        first.keypoints, second.keypoints, first.descriptors, second.descriptors, first.mask, second.mask,
+        torch.as_tensor(first.size), torch.stack([t[0] for t in truth]), torch.stack([t[1] for t in truth]),
+        torch.arange(len(pairs)), first.scales, second.scales, first.orientations, second.orientations,
+    )  # fmt: skip
+
+
+def pair_loader(data: TrainPairs | EvalPairs, batches: Any, workers: int, pinned: bool = False) -> DataLoader[Any]:
+    """A loader of ``PairBatch``."""
+    return brought(data, batches, workers, pinned, persistent=isinstance(data, TrainPairs))
+
+
+def each_pair(data: EvalPairs) -> Iterator[tuple[Points, Points, Tensor, Array]]:
+    """Every pair by itself, without padding: both images, the truth of image 0, the homography."""
+    for a, b in data.pairs:
+        truth, _ = data.views.truth(a, b, *data.limits)
+        sides = []
+        for row in (a, b):
+            count = int(data.views.counts[row])
+            points = data.views.points([row])
+            cut = [None if t is None else t[:, :count] for t in (points.scales, points.orientations)]
+            sides.append(
+                Points(points.keypoints[:, :count], points.descriptors[:, :count], points.size, None, cut[0], cut[1])
+            )
+        yield sides[0], sides[1], truth[: int(data.views.counts[a])], data.views.between(a, b)
