@@ -56,6 +56,11 @@ def predict_objects(detector: Detector, paths: Sequence[str], threshold: float |
             yield Seen(path=path, problem=f"{path!r}: {error}")
 
 
+def tells_segments(detector: Detector) -> bool:
+    """Whether it knows stuff: then a panoptic map is told beside the objects."""
+    return detector.draws and len(detector.things) < len(detector.categories)
+
+
 def batch_of(detector: Detector, image: UInt8[Tensor, "3 h w"]) -> SceneBatch:
     """A batch of one image as the detector is shown it."""
     it: Any = scene(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), None)
@@ -68,7 +73,7 @@ def batch_of(detector: Detector, image: UInt8[Tensor, "3 h w"]) -> SceneBatch:
 def _seen(detector: Detector, path: str, image: UInt8[Tensor, "3 h w"], threshold: float | None) -> Seen:
     batch = batch_of(detector, image)
     output = detector.output(batch)
-    stuff = detector.draws and len(detector.things) < len(detector.categories)
+    stuff = tells_segments(detector)
     clear = CLEAR if threshold is None else threshold
     (objects,) = detector.objects(output, batch, SURE if threshold is None else threshold)
     (shown,) = detector.shown(output, batch, clear if stuff else SURE if threshold is None else threshold)

@@ -112,7 +112,7 @@ def test_predict_writes_what_was_found(root, tmp_path, capfd):
     assert vispe_(*words, "--out", tmp_path / "p") == 0
     out, err = capfd.readouterr()
     assert out.startswith(f"wrote {tmp_path / 'p'}: 2 images, ")
-    assert out.endswith(" objects, 1 could not be read\n")
+    assert out.endswith(" segments, 1 could not be read\n")
     assert "junk.png" in err
     names = {path.name for path in (tmp_path / "p").iterdir()}
     assert names == {f"{k}{end}" for k in (0, 1) for end in (".json", ".png", "_overlay.png")}
