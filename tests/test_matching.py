@@ -378,7 +378,7 @@ WRONG_LOADS = [
     ({"extractor": "surf"}, r"extractor must be one of aliked_n16, .*superpoint, got 'surf'"),
     ({"matcher": "flann"}, "matcher must be one of lightglue, mutual_nn, got 'flann'"),
     ({"precision": "fp8"}, "precision must be one of fp32, fp16, bf16, got 'fp8'"),
-    ({"extractor": "aliked_t16"}, r"no LightGlue was trained for aliked_t16's descriptors; use matcher 'mutual_nn'"),
+    ({"extractor": "aliked_t16"}, r"no LightGlue was published for aliked_t16's descriptors; use matcher 'mutual_nn'"),
     ({"matcher": "mutual_nn", "adaptive": True}, "mutual_nn has neither weights nor adaptivity"),
     ({"matcher": "mutual_nn", "weights": "x.pth"}, "mutual_nn has neither weights nor adaptivity"),
     ({"max_keypoints": 0}, "max_keypoints must be at least 1, got 0"),

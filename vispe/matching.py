@@ -28,6 +28,7 @@ from vispe.layers.assignment import Assignment, nearest
 from vispe.models import EXTRACTORS, MATCHERS
 from vispe.models.lightglue import LightGlue, MatchOutput
 from vispe.weights import load
+from vispe.weights.files import told
 
 GEOMETRIES = (*MINIMUM_INLIERS, "none")
 UPRIGHT = ("auto", "0", "90", "180", "270")
@@ -186,7 +187,7 @@ class Matcher:
         _one_of("precision", precision, tuple(PRECISIONS))
         network = EXTRACTORS[extractor] if matcher == "lightglue" else None
         if matcher == "lightglue" and network is None:
-            raise ValueError(f"no LightGlue was trained for {extractor}'s descriptors; use matcher 'mutual_nn'")
+            network = trained_for(extractor, weights)
         if matcher != "lightglue" and (adaptive or weights is not None):
             raise ValueError(f"{matcher} has neither weights nor adaptivity")
         self.matcher_name = matcher
@@ -274,6 +275,17 @@ class Matcher:
         if len(best[1]) <= FEW * min(len(f0), len(best[0])) or best[2].mean() < UNSURE:
             best = max((best, *(attempt(turns) for turns in (1, 2, 3))), key=lambda tried: float(tried[2].sum()))
         return best
+
+
+def trained_for(extractor: str, weights: Any) -> str:
+    """The name of the LightGlue in a file that was trained here, for an ``extractor`` that has no published one."""
+    about = told(weights) if isinstance(weights, str | os.PathLike) else {}
+    if about.get("extractor") != extractor:
+        raise ValueError(
+            f"no LightGlue was published for {extractor}'s descriptors; use matcher 'mutual_nn', or give weights that "
+            "vispe train made for it"
+        )
+    return str(about["model"])
 
 
 def match(

@@ -345,3 +345,65 @@ def test_compiled_layers_match_eager_and_compile_once_a_bucket():
             p0, p1 = related(2, m, m)[0], related(2, n, n)[1]
             same(eager.match(p0, p1), compiled.match(p0, p1))
     assert counters["stats"]["unique_graphs"] <= 3  # 64, 128, and 256 for what is beyond
+
+
+# --- training and other positions -------------------------------------------------------------------------------------
+
+
+def pair_of(spec_dim=16, m=7, n=5, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        Points(torch.rand(2, k, 2, generator=draw) * 90, torch.randn(2, k, spec_dim, generator=draw), (90.0, 100.0))
+        for k in (m, n)
+    ]
+
+
+def small_matcher(**knobs):
+    torch.manual_seed(0)
+    return LightGlue(LightGlueSpec(input_dim=16, width=32, depth=3, num_heads=2, **knobs))
+
+
+@pytest.mark.parametrize("position", ["rotary", "axial", "absolute", "none"])
+def test_every_layer_ends_with_the_assignment(position):
+    """The last of them is what ``log_assignment`` gives; computing twice on the way back gives the same gradients."""
+    model, points = small_matcher(position=position), pair_of()
+    scores, sure = model.every_layer(*points)
+    assert (len(scores), len(sure)) == (3, 2)
+    torch.testing.assert_close(scores[-1], model.log_assignment(*points))
+    grads = []
+    for checkpoint in (False, True):
+        model.zero_grad()
+        made, _ = model.every_layer(*points, checkpoint=checkpoint)
+        sum(s.exp().sum() for s in made).backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad)
+    assert ("basis.weight" in grads[0]) == (position == "rotary")
+
+
+def test_what_each_position_knows():
+    """Without one, keypoints may lie anywhere; rotations know differences alone; an added one knows places."""
+    points = pair_of()
+    for position, moved_alike, anywhere in (
+        ("none", True, True), ("axial", True, False), ("rotary", True, False), ("absolute", False, False),
+    ):  # fmt: skip
+        model = small_matcher(position=position).eval()
+        with torch.inference_mode():
+            plain = model.log_assignment(*points)
+            shifted = [p._replace(keypoints=p.keypoints + torch.tensor([3.0, -4.0])) for p in points]
+            mixed = [p._replace(keypoints=p.keypoints.flip(1)) for p in points]
+            same = torch.allclose(model.log_assignment(*shifted), plain, atol=1e-4)
+            free = torch.allclose(model.log_assignment(*mixed), plain, atol=1e-4)
+        assert (same, free) == (moved_alike, anywhere), position
+
+
+def test_raw_pixels_are_other_angles():
+    points = pair_of()
+    one, other = (small_matcher(coordinates=kind).eval() for kind in ("normalised", "pixels"))
+    with torch.inference_mode():
+        assert not torch.allclose(one.log_assignment(*points), other.log_assignment(*points), atol=1e-2)
+    with pytest.raises(ValueError, match="coordinates must be one of normalised, pixels, got 'metres'"):
+        LightGlueSpec(coordinates="metres")
+    with pytest.raises(ValueError, match="position must be one of rotary, axial, absolute, none, got 'sine'"):
+        LightGlueSpec(position="sine")

@@ -188,7 +188,7 @@ def _run(options: Options, open_pairs: Callable[[], PairSet]) -> None:
     protocol = preset(pairs.name, options.preset, pairs.task)
     protocol = renamed(_scored(_looked(protocol, options), options), pairs.name)
     given = {name: getattr(options, name) for name in SETTINGS}
-    trained = EXTRACTORS[options.extractor] is not None
+    trained = EXTRACTORS[options.extractor] is not None or options.weights is not None
     given["matcher"] = options.matcher or ("lightglue" if trained else "mutual_nn")
     paths = {name: str(given[name]) for name in ("weights", "extractor_weights") if given[name] is not None}
     if options.detection_threshold is not None:

@@ -62,9 +62,9 @@ class Pipeline(Spec):
         features = features_made(self.extractor, weights=self.extractor_weights, **given, **self.knobs)
         matches: dict[str, Any] = {"matcher": self.matcher, "features": features}
         network = EXTRACTORS.get(self.extractor)
-        if self.matcher == "lightglue" and network is not None:
+        if self.matcher == "lightglue":
             matches |= {"adaptive": self.adaptive, "precision": self.precision}
-            matches["weights"] = sha256(self.weights or locate(network))
+            matches["weights"] = sha256(self.weights or locate(network or self.extractor))
         return features, matches
 
 

@@ -346,7 +346,8 @@ class _Matching(Run):
             loaded = [] if earlier is None else list(earlier["loaded"])
         else:
             trained = None if given.weights == "published" else _trained(given.weights)
-            model = load(given.name, None, given.origin, **knobs) if trained is None else trained
+            weights = None if given.weights == "published" else given.weights
+            model = load(given.name, weights, given.origin, **knobs) if trained is None else trained
             loaded = [f"weights: {given.weights}"]
         spec: Any = model.spec
         if spec.input_dim != dims or spec.scale_and_orientation != oriented:
@@ -431,7 +432,7 @@ class _Matching(Run):
 
 
 def _trained(weights: str) -> LightGlue | None:
-    """The LightGlue in a file that was trained here, or that holds official weights of the variant's shape (None)."""
+    """The LightGlue in a file or run that was trained here, in its own shape; None for other weights."""
     try:
         model = load_matcher(weights).model
     except ValueError:

@@ -30,6 +30,7 @@ from vispe.features import Extractor, Features, extractor
 from vispe.geometry.homography import Array
 from vispe.losses.matching import IGNORED
 from vispe.metrics.matching import homography_ground_truth
+from vispe.models import EXTRACTORS
 from vispe.models.lightglue import Points
 from vispe.progress import track
 from vispe.spec import Spec
@@ -73,6 +74,12 @@ class FeatureSpec(Spec):
     max_keypoints: int = 512
     weights: str | None = None
     knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in EXTRACTORS:
+            raise ValueError(f"features.name is one of {', '.join(EXTRACTORS)}, got {self.name!r}")
+        if self.max_keypoints < 2:
+            raise ValueError(f"features.max_keypoints is at least 2, got {self.max_keypoints}")
 
     def load(self, device: str) -> Extractor:
         given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "weights": self.weights, "device": device}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vispe.models import home
 from vispe.weights.convert import WeightsError, accounts_for, convert, fill
-from vispe.weights.files import facts, locate, read, tensors
+from vispe.weights.files import facts, locate, read, tensors, told
 
 __all__ = ["WeightsError", "build", "load", "published"]
 
@@ -49,9 +49,10 @@ def load(
     ``"official"``, ``"transformers"``, ...): they are converted by that table, strictly; None means the published
     file's own origin, and for a given file or state dict vispe's names when they fit, else the one origin whose table
     accounts for every key (or several, if they make the same of it). ``WeightsError`` (a ``ValueError``) names what
-    does not fit.
+    does not fit. A file that vispe trained brings its own spec, which ``overrides`` change as they do the name's.
     """
-    model = build(name, **overrides)
+    own = _own_spec(name, weights)
+    model = build(name, **{**own, **overrides})
     known = facts(name)
     _check_origin(origin, known["origin"], name)
     if weights is None:
@@ -60,7 +61,7 @@ def load(
         state = tensors(weights, "the mapping given") if isinstance(weights, Mapping) else read(weights)
     state = _ours(state, model, origin, known["origin"], name)
     if hasattr(model, "adapt"):
-        source = published(name)
+        source = published(name).but(**own)
         if source_size is not None:
             source = source.but(image_size=source_size, patch_size=model.spec.patch_size)  # type: ignore[union-attr]
         state = _adapted(model, state, source)
@@ -68,6 +69,14 @@ def load(
         raise WeightsError(f"{name} knows no image size: source_size is for models with a learned table")
     fill(model, state, name)
     return model
+
+
+def _own_spec(name: str, weights: Any) -> dict[str, Any]:
+    """The spec that a file in which this model was trained has in its header; empty for other weights."""
+    about = told(weights) if isinstance(weights, str | os.PathLike) else {}
+    if str(about.get("model", "")).partition(".")[0] != name.partition(".")[0]:
+        return {}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in about["spec"].items()}
 
 
 def published(name: str) -> Any:

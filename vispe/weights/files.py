@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -98,6 +99,20 @@ def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     except Exception as error:  # the readers raise whatever a damaged file leads them into, with long advice
         raise WeightsError(f"{path} cannot be read as weights: {_reason(error, path)}") from error
     return tensors(content, str(path))
+
+
+def told(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file that vispe trained says of itself in its header (``model``, ``spec``, ...); empty for any other."""
+    from safetensors import safe_open
+
+    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+        return {}
+    try:
+        with safe_open(path, "pt") as opened:
+            about = json.loads((opened.metadata() or {}).get("vispe", "{}"))
+    except Exception:  # whatever is wrong with the file, `read` will say it
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _content(path: Path) -> object:

@@ -1,0 +1,226 @@
+"""Matchers from end to end: one that learns, beats its descriptors, goes on exactly; mistakes have their sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vispe
+from tests.train.test_classify import KilledError, numbers, quiet, stopped_at
+from vispe import recipe
+from vispe.layers.assignment import assign
+from vispe.models.lightglue import LightGlue, Points
+from vispe.train.match import MatchRecipe, beats, found_pairs, from_descriptors, load_matcher, match, mutual, scored
+from vispe.train.module import NotFiniteError
+
+pytest.importorskip("cv2", reason="SIFT is OpenCV's")
+pytest.importorskip("skimage", reason="the photographs are scikit-image's")
+ROOT = Path(__file__).resolve().parents[2]
+MATCH = {
+    "task": "match",
+    "model": {"name": "lightglue_sift", "weights": "fresh", "width": 128, "depth": 2, "num_heads": 4},
+    "data": {
+        "roots": ["skimage"], "first": 6, "val_part": 0.34, "val_pairs": 12,
+        "views": {"size": [96, 128], "views": 4, "look": 0.0, "overlap": 0.4},
+    },
+    "features": {"name": "sift", "max_keypoints": 64},
+    "train": {
+        "epochs": 3, "batch_size": 4, "lr": 5e-4, "warmup_epochs": 0.5, "save_every": 1, "log_every": 1,
+    },
+    "run": {"accelerator": "cpu"},
+}  # fmt: skip
+
+
+def given(*words):
+    return recipe.of(MATCH, MatchRecipe, words)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("match") / "run"
+    words = ("train.epochs=40", "train.validate_every=20", "train.lr=1e-3")
+    return folder, match(given(*words), folder, say=quiet)
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+
+def test_it_learns_and_says_what_it_is_worth(finished):
+    folder, report = finished
+    files = {"run.json", "metrics.csv", "report.json", "best.safetensors", "last.safetensors", "curves.png"}
+    assert {p.name for p in folder.iterdir()} - {"tensorboard"} == {*files, "examples.png", "features.h5"}
+    assert json.loads((folder / "report.json").read_text()) == report
+    results = report["results"]
+    assert set(results) == {"lightglue", "mutual_nn", "mutual_nn_ratio"}
+    assert 0 < results["mutual_nn"]["precision"] < results["mutual_nn_ratio"]["precision"] <= 1
+    rows = [row for row in numbers(folder) if "val_loss" in row]
+    assert rows[-1]["val_precision"] == pytest.approx(results["lightglue"]["precision"], abs=1e-6)
+    losses = [row["loss"] for row in numbers(folder) if "loss" in row]
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
+    assert report["data"] == {"train": 4, "val": 2, "skipped": []}
+    for name in ("curves.png", "examples.png"):
+        with Image.open(folder / name) as image:
+            image.load()
+
+
+def test_the_file_is_a_matcher(finished):
+    """Through ``vispe.load``, its own shape read from the file; as ``Matcher``'s weights too."""
+    folder, report = finished
+    trained = load_matcher(folder)
+    assert trained.extractor == "sift"
+    loaded = vispe.load("lightglue_sift", folder / "last.safetensors")
+    assert loaded.spec.depth == 2
+    assert all(torch.equal(v, trained.model.state_dict()[k]) for k, v in loaded.state_dict().items())
+    data = found_pairs(given(), folder, quiet)
+    from vispe.train.match import lightglue
+
+    assert scored(data.val, lightglue(trained.model)) == report["results"]["lightglue"]
+
+
+def test_a_start_from_a_file_keeps_what_it_knew(finished, tmp_path):
+    words = (f"model.weights={finished[0]}", "train.epochs=1", "train.lr=1e-12")
+    report = match(given(*words), tmp_path / "run", say=quiet)
+    assert report["results"]["lightglue"]["precision"] == pytest.approx(
+        finished[1]["results"]["lightglue"]["precision"], abs=0.02
+    )
+
+
+def test_it_starts_as_its_descriptors():
+    """Fresh weights give the dual softmax of the cosines, in every layer."""
+    model = vispe.build("lightglue_sift", input_dim=32, width=32, depth=2, num_heads=2)
+    assert isinstance(model, LightGlue)
+    from_descriptors(model, 20.0)
+    d0, d1 = (torch.nn.functional.normalize(torch.randn(1, k, 32), dim=-1) for k in (9, 7))
+    sides = [
+        Points(torch.rand(1, k, 2) * 50, d, (50.0, 50.0), None, *torch.rand(2, 1, k)) for k, d in ((9, d0), (7, d1))
+    ]
+    with torch.inference_mode():
+        found = model.match(*sides)
+        zero = [model.heads[-1].matchability(d)[..., 0] for d in (d0, d1)]
+        wanted = assign(d0 * 20**0.5, d1 * 20**0.5, *zero, None, None, 0.1, 1 << 20)
+    assert torch.equal(found.matches0, wanted.matches0)
+    torch.testing.assert_close(found.scores0, wanted.scores0, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"model\.width equal to the descriptors' 16, got 32"):
+        from_descriptors(vispe.build("lightglue_sift", input_dim=16, width=32, depth=1, num_heads=2))
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
+    match(given(), tmp_path / "whole", say=quiet)
+    for update in (1, 3, 5):
+        with monkeypatch.context() as patched:
+            stopped_at(patched, update)
+            with pytest.raises(KilledError):
+                match(given(), tmp_path / "parts", say=quiet)
+    match(given(), tmp_path / "parts", say=quiet)
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    one, two = (load_matcher(tmp_path / run).model.state_dict() for run in ("whole", "parts"))
+    assert all(torch.equal(value, two[key]) for key, value in one.items())
+
+
+def test_computing_twice_changes_nothing(tmp_path):
+    for name, words in (("kept", ()), ("twice", ("train.checkpoint=true",))):
+        match(given("train.epochs=1", *words), tmp_path / name, say=quiet)
+    one, two = numbers(tmp_path / "kept"), numbers(tmp_path / "twice")
+    for a, b in zip(one, two, strict=True):
+        assert a == {key: pytest.approx(value, rel=1e-4, abs=1e-5) for key, value in b.items()}
+
+
+def test_bf16(tmp_path):
+    match(given("train.epochs=1", "train.precision=bf16"), tmp_path / "run", say=quiet)
+    assert np.isfinite(numbers(tmp_path / "run")[-1]["val_loss"])
+
+
+def test_nan_stops(tmp_path, monkeypatch):
+    forward = LightGlue.every_layer
+
+    def broken(self, *args, **kwargs):
+        scores, sure = forward(self, *args, **kwargs)
+        return [s * float("nan") for s in scores], sure
+
+    monkeypatch.setattr(LightGlue, "every_layer", broken)
+    with pytest.raises(NotFiniteError, match="the loss became nan at update 0"):
+        match(given(), tmp_path / "run", say=quiet)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_mutual_neighbours_and_their_ratio_by_hand():
+    """Two clear pairs; of two equal descriptors neither passes the ratio."""
+    d0 = torch.eye(4)[None, :3]
+    d1 = torch.stack((torch.eye(4)[0], torch.eye(4)[1], torch.eye(4)[2], torch.eye(4)[2]))[None]
+    sides = [Points(torch.zeros(1, d.shape[1], 2), d, (9.0, 9.0)) for d in (d0, d1)]
+    assert mutual()(*sides)[0].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert mutual(0.8)(*sides)[0].tolist() == [[0, 0], [1, 1]]
+
+
+def test_better_means_in_both():
+    def told(precision, recall):
+        return {"precision": precision, "recall": recall}
+
+    assert beats(told(0.9, 0.5), told(0.8, 0.5))
+    assert not beats(told(0.9, 0.4), told(0.8, 0.5))
+    assert not beats(told(0.8, 0.9), told(0.8, 0.5))
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model.name=vit_tiny_patch16_224",), "vit_tiny_patch16_224 is no LightGlue"),
+        (("model.foo=1",), "foo"),
+        (("model.input_dim=64",), "model.input_dim is 64, the features have 128"),
+        (("model.width=64",), "start=descriptors needs model.width equal to the descriptors' 128, got 64"),
+        (("train.positive=0",), "0 < positive <= negative, in pixels, got 0"),
+        (("train.layer_decay=0.5",), "are a classifier's knobs"),
+        (("features.name=orb",), "orb"),
+        (("data.roots=[/nowhere]",), "/nowhere"),
+        (("data.views.size=[8, 8]",), "sides of at least 32 pixels"),
+        (("model.weights=/nowhere/x.safetensors",), "/nowhere/x"),
+        (("run.strategy=fsdp",), "matchers train with ddp"),
+        (("train.batch_size=64",), "8 training images are fewer than a batch of 64"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, words, said):
+    with pytest.raises((ValueError, OSError)) as caught:
+        match(given(*words), tmp_path / "run", say=quiet)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/match").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_recipes_are_valid_and_say_their_command(path):
+    text = path.read_text()
+    assert f"# vispe train configs/match/{path.name}" in text
+    assert "# time: " in text
+    assert "expected: " in text
+    recipe.read(path, MatchRecipe, [])
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path):
+    """DDP over gloo gives the curve of one process."""
+    import yaml
+
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(MATCH))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "VISPE_CACHE": str(tmp_path / "cache")}
+    for name, words in (("one", []), ("two", ["run.devices=2", "run.strategy=ddp"])):
+        command = [sys.executable, "-m", "vispe", "train", str(path), *words, "train.epochs=2", "--out"]
+        subprocess.run([*command, str(tmp_path / name)], env=env, check=True, capture_output=True)
+    one, two = numbers(tmp_path / "one"), numbers(tmp_path / "two")
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        assert a == {key: pytest.approx(value, rel=1e-3, abs=2e-3) for key, value in b.items()}
