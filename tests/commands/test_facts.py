@@ -90,7 +90,7 @@ def test_export_hands_on_what_was_asked(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("vispe.export.export_onnx", lambda *args, **kwargs: asked.append((args, kwargs)))
     out, weights = tmp_path / "m.onnx", tmp_path / "w.pth"
     assert vispe_("export", "lightglue_disk", "--weights", weights, "--out", out) == 0
-    assert asked == [(("lightglue_disk", out), {"weights": weights})]
+    assert asked == [(("lightglue_disk", out), {"weights": weights, "origin": None})]
     assert capfd.readouterr() == (f"wrote {out}\n", "")
 
 
