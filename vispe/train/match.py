@@ -150,11 +150,11 @@ def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData
     """The features of all views in ``folder``, found now where they are not there yet."""
     data, features, train = recipe.data, recipe.features, recipe.train
     parts = photographs(data)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "features.h5"
+    path = folder / "features.h5" if features.file is None else Path(features.file).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
     device = "cpu" if recipe.run.accelerator == "cpu" else "auto"
     names, skipped = view_features(
-        path, [*parts[0], *parts[1]], data.views, features, train.seed, device, data.corrupt == "refuse"
+        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, data.corrupt == "refuse"
     )
     tell_left_out(skipped, say)
     usable = set(names)

@@ -46,13 +46,14 @@ TRIES = 20  # pairs drawn of a photograph until two views overlap; then whicheve
 class PhotoSpec(Spec):
     """Photographs of any kind. ``roots``: folders, or ``skimage`` for scikit-image's own; ``val_part`` of them are held
     out, the same ones every time, and give ``val_pairs`` pairs; ``first``: so many photographs at most. ``corrupt``:
-    whether one that cannot be used is left out ("skip") or ends the run ("refuse")."""
+    whether one that cannot be used is left out ("skip") or ends the run ("refuse"). ``seed``: of the views."""
 
     roots: tuple[str, ...] = (SKIMAGE,)
     val_part: float = 0.15
     val_pairs: int = 200
     first: int | None = None
     corrupt: str = "skip"
+    seed: int = 0
     views: ViewSpec = dataclasses.field(default_factory=ViewSpec)
 
     def __post_init__(self) -> None:
@@ -68,12 +69,14 @@ class PhotoSpec(Spec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSpec(Spec):
-    """Who finds the features, frozen: an extractor by name, how many keypoints at most, knobs of its own spec."""
+    """Who finds the features, frozen: an extractor by name, how many keypoints at most, knobs of its own spec.
+    ``file``: where they are kept, for several runs on the same views; None: ``features.h5`` in the run's folder."""
 
     name: str = "sift"
     max_keypoints: int = 512
     weights: str | None = None
     knobs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    file: str | None = None
 
     def __post_init__(self) -> None:
         if self.name not in EXTRACTORS:
