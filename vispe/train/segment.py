@@ -31,9 +31,10 @@ from vispe.data.segmentation_batches import (
 )
 from vispe.data.segmentation_verify import sound_semantic, survey
 from vispe.files import write_json
+from vispe.layers.pixels import enlarged
 from vispe.losses.semantic import pixel_loss
 from vispe.metrics.semantic import SemanticTally, location_prior, stretched
-from vispe.models.segformer import SegFormerSpec, enlarged
+from vispe.models.segformer import SegFormerSpec
 from vispe.segmenter import Segmenter, colours, evaluate_semantic, load_segmenter, painted, save_segmenter
 from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Average, Keep
@@ -197,7 +198,8 @@ class Segmentation(Learning):
             raise ImageError(batch.problem)
         output = self.model(normalised(batch.images, self.model.spec), batch.real_pixels())
         sizes, real = ([(h, w) for h, w in sides.tolist()] for sides in (batch.sizes, batch.real))
-        for logits, mask, (h, w) in zip(enlarged(output, sizes, real), batch.masks, sizes, strict=True):
+        stride: Any = self.model.stride
+        for logits, mask, (h, w) in zip(enlarged(output, sizes, stride, real), batch.masks, sizes, strict=True):
             mask = mask[:h, :w]
             self._sum += pixel_loss(logits[None], mask[None]).double() * mask.numel()
             self._tally.add(logits.argmax(0), mask)
