@@ -11,21 +11,24 @@ from vispe import recipe as recipes
 from vispe.classifier import load_classifier
 from vispe.models import home
 from vispe.models.segformer import SegFormerSpec
+from vispe.models.segmenter_linear import SegmenterLinearSpec
 from vispe.models.vit import ViTSpec
 from vispe.spec import Spec
 from vispe.train.spec import ModelSpec
 from vispe.weights import build, load
 
-KINDS: dict[type[Spec], str] = {ViTSpec: "image classifier", SegFormerSpec: "network for semantic segmentation"}
+Kind = type[Spec] | tuple[type[Spec], ...]
+SEMANTIC: Kind = (SegFormerSpec, SegmenterLinearSpec)
+KINDS: dict[Kind, str] = {ViTSpec: "image classifier", SEMANTIC: "network for semantic segmentation"}
 
 
-def fresh_model(given: ModelSpec, classes: int, kind: type[Spec] = ViTSpec) -> nn.Module:
+def fresh_model(given: ModelSpec, classes: int, kind: Kind = ViTSpec) -> nn.Module:
     """The recipe's model, its weights drawn from torch's CPU generator; ``ValueError`` for a wrong name or knob."""
     return build(given.name, **{**model_overrides(given, kind), "num_classes": classes})
 
 
 def starting_model(
-    given: ModelSpec, classes: int, kind: type[Spec] = ViTSpec, reader: Callable[[str], Any] = load_classifier
+    given: ModelSpec, classes: int, kind: Kind = ViTSpec, reader: Callable[[str], Any] = load_classifier
 ) -> tuple[nn.Module, list[str]]:
     """The recipe's model with the weights it asks for, and a sentence for each that is resampled, dropped or fresh.
 
@@ -63,7 +66,7 @@ def _adapted(model: nn.Module, trained: Any, weights: str) -> tuple[nn.Module, l
     return model, list(model.report)  # type: ignore[arg-type]
 
 
-def model_overrides(given: ModelSpec, kind: type[Spec] = ViTSpec) -> dict[str, Any]:
+def model_overrides(given: ModelSpec, kind: Kind = ViTSpec) -> dict[str, Any]:
     """The knobs for the model's own spec, checked against its types; ``ValueError`` names an unknown or wrong one."""
     spec = variant(given)
     if not isinstance(spec, kind):
