@@ -23,7 +23,11 @@ def declare(commands: Any) -> None:
     add("--resume", action="store_true", help="only go on: refuse to start where there is no unfinished run")
 
     add = command(
-        commands, "ablate", run_ablate, "train one model with every position encoding, or every resampling", TRAIN_HELP
+        commands,
+        "ablate",
+        run_ablate,
+        "train what differs in one thing alone: position, resampling, network",
+        TRAIN_HELP,
     )
     add("recipe", metavar="RECIPE.yaml", type=Path)
     add("overrides", metavar="key=value", nargs="*", help="on top of the recipe, such as jobs=4 seeds=[0]")
@@ -70,11 +74,15 @@ def run_ablate(options: argparse.Namespace) -> None:
     from vispe import recipe
     from vispe.train.ablate import AblateRecipe, ablate
     from vispe.train.resolutions import ResolutionsRecipe, resolutions
+    from vispe.train.scales import ScalesRecipe, scales
 
     out = options.out or Path("out") / options.recipe.stem
     path = _recipe(options.recipe)
-    if "ways" in recipe.mapping(path):
+    given = recipe.mapping(path)
+    if "ways" in given:
         resolutions(recipe.read(path, ResolutionsRecipe, options.overrides), out)
+    elif "others" in given:
+        scales(recipe.read(path, ScalesRecipe, options.overrides), out)
     else:
         ablate(recipe.read(path, AblateRecipe, options.overrides), out)
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
@@ -92,7 +92,7 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
     folder, found = Path(out), {}
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(line, seed) for seed in recipe.seeds for line in recipe.positions]
-    tasks = {key: (recipe.run(*key), folder / _slug(*key)) for key in wanted}
+    tasks = {key: (recipe.run(*key), folder / folder_name(*key)) for key in wanted}
     for (line, seed), report in reports(tasks, recipe.jobs, recipe.threads):
         found[line, seed] = {tuple(r["size"]): r["accuracy"] for r in report["results"]}
         told = ", ".join(f"{h}: {accuracy:.4f}" for (h, _), accuracy in found[line, seed].items())
@@ -103,21 +103,22 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
     write_atomically(folder / "ablation.md", lambda path: path.write_text(text, encoding="utf-8"))
     write_figure(draw(summary), folder / "ablation.png")
     if "table" in recipe.positions:
-        trained = folder / _slug("table", recipe.seeds[0]) / "last.safetensors"
+        trained = folder / folder_name("table", recipe.seeds[0]) / "last.safetensors"
         write_figure(draw_table(trained), folder / "table_similarity.png")
     say(text)
     return summary
 
 
 def reports(
-    tasks: Mapping[Key, tuple[ClassifyRecipe, Path]], jobs: int, threads: int
+    tasks: Mapping[Key, tuple[Any, ...]], jobs: int, threads: int, work: Callable[..., dict[str, Any]] | None = None
 ) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """``fit`` each recipe in its folder, ``jobs`` at a time in processes of their own; the reports as they come.
+    """``work(*task)`` for each task, by default ``fit`` of a recipe in a folder, ``jobs`` at a time in processes of
+    their own; what they give, as it comes.
 
     The first that fails stops the rest.
     """
     with ProcessPoolExecutor(jobs, get_context("spawn"), _quiet, (threads, os.getpid())) as pool:
-        running = {pool.submit(_one, *task): key for key, task in tasks.items()}
+        running = {pool.submit(work or _one, *task): key for key, task in tasks.items()}
         try:
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -149,7 +150,7 @@ def _one(recipe: ClassifyRecipe, folder: Path) -> dict[str, Any]:
     return fit(recipe, folder, say=lambda sentence: None)
 
 
-def _slug(line: str, seed: int) -> str:
+def folder_name(line: str, seed: int) -> str:
     return f"{re.sub('[^a-z0-9_]+', '-', line.lower())}-{seed}"
 
 
