@@ -82,7 +82,7 @@ def test_mistakes_of_a_training_size_and_of_the_last_network_are_named(make, tmp
 def test_one_run_is_measured_as_evaluate_does_and_not_twice(make, scenes, tmp_path, monkeypatch):
     recipe = make()
     run, shorts = recipe.run("ViT, table", 0), list(recipe.shorts().values())
-    first = trained_and_tested(run, tmp_path, shorts[:2])
+    first = trained_and_tested(shorts[:2], run, tmp_path, quiet)
     assert list(first["at"]) == ["20", "40"]
     report = json.loads((tmp_path / "report.json").read_text())
     assert first["at"]["40"]["miou"] == pytest.approx(report["miou"], abs=1e-9)
@@ -93,12 +93,12 @@ def test_one_run_is_measured_as_evaluate_does_and_not_twice(make, scenes, tmp_pa
     monkeypatch.setattr(
         module, "evaluate_semantic", lambda *args, **more: seen.append(args[2]) or evaluate_semantic(*args, **more)
     )
-    again = trained_and_tested(run, tmp_path, shorts)
+    again = trained_and_tested(shorts, run, tmp_path, quiet)
     assert seen == [80]
     assert {**again["at"], **first["at"]} == again["at"]
     kept = json.loads((tmp_path / "scales.json").read_text())
     (tmp_path / "scales.json").write_text(json.dumps({**kept, "sha256": "of other weights"}))
-    trained_and_tested(run, tmp_path, shorts[:1])
+    trained_and_tested(shorts[:1], run, tmp_path, quiet)
     assert seen == [80, 20]
 
 

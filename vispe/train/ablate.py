@@ -27,6 +27,7 @@ from vispe.files import write_atomically, write_json
 from vispe.layers.sockets import PositionSpec
 from vispe.recipe import plain
 from vispe.spec import Spec
+from vispe.train.classify import fit
 from vispe.train.loaders import Say
 from vispe.train.report import write_figure
 from vispe.train.spec import ClassifyRecipe, pair
@@ -110,15 +111,14 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
 
 
 def reports(
-    tasks: Mapping[Key, tuple[Any, ...]], jobs: int, threads: int, work: Callable[..., dict[str, Any]] | None = None
+    tasks: Mapping[Key, tuple[Spec, Path]], jobs: int, threads: int, trained: Callable[..., dict[str, Any]] = fit
 ) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """``work(*task)`` for each task, by default ``fit`` of a recipe in a folder, ``jobs`` at a time in processes of
-    their own; what they give, as it comes.
+    """Each recipe ``trained`` in its folder, ``jobs`` at a time in processes of their own; the reports as they come.
 
     The first that fails stops the rest.
     """
     with ProcessPoolExecutor(jobs, get_context("spawn"), _quiet, (threads, os.getpid())) as pool:
-        running = {pool.submit(work or _one, *task): key for key, task in tasks.items()}
+        running = {pool.submit(_one, trained, *task): key for key, task in tasks.items()}
         try:
             while running:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -144,10 +144,8 @@ def _end_with(leader: int) -> None:
     os._exit(1)
 
 
-def _one(recipe: ClassifyRecipe, folder: Path) -> dict[str, Any]:
-    from vispe.train.classify import fit
-
-    return fit(recipe, folder, say=lambda sentence: None)
+def _one(trained: Callable[..., dict[str, Any]], recipe: Spec, folder: Path) -> dict[str, Any]:
+    return trained(recipe, folder, say=lambda sentence: None)
 
 
 def folder_name(line: str, seed: int) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,9 @@ def scales(recipe: ScalesRecipe, out: str | os.PathLike[str], say: Say = print) 
     for one in runs.values():
         model_overrides(one.model, SEMANTIC)  # a mistake in the last network shall not wait for the first's training
     folder.mkdir(parents=True, exist_ok=True)
-    shorts = recipe.shorts()
-    tasks = {key: (one, folder / folder_name(*key), list(shorts.values())) for key, one in runs.items()}
-    for (label, seed), measured in reports(tasks, recipe.jobs, recipe.threads, trained_and_tested):
+    tasks = {key: (one, folder / folder_name(*key)) for key, one in runs.items()}
+    work = partial(trained_and_tested, list(recipe.shorts().values()))
+    for (label, seed), measured in reports(tasks, recipe.jobs, recipe.threads, work):
         found[label, seed] = measured
         told = ", ".join(f"{short}: {at['miou']:.4f}" for short, at in measured["at"].items())
         say(f"{len(found)}/{len(wanted)}  {label}, seed {seed}: mIoU at {told}")
@@ -102,11 +103,11 @@ def scales(recipe: ScalesRecipe, out: str | os.PathLike[str], say: Say = print) 
     return summary
 
 
-def trained_and_tested(recipe: SegmentRecipe, folder: Path, shorts: list[int]) -> dict[str, Any]:
+def trained_and_tested(shorts: list[int], recipe: SegmentRecipe, folder: Path, say: Say) -> dict[str, Any]:
     """One run in its folder: ``parameters``, ``location_prior`` and, short side by short side, what is measured ``at``
     it; kept in the run's own ``scales.json``, for these weights."""
-    data = open_looked_through(recipe.data, _quiet)
-    report = segment(recipe, folder, data, _quiet)
+    data = open_looked_through(recipe.data, say)
+    report = segment(recipe, folder, data, say)
     weights = folder / f"{recipe.train.report}.safetensors"
     known, kept = sha256(weights), folder / "scales.json"
     before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
@@ -119,10 +120,6 @@ def trained_and_tested(recipe: SegmentRecipe, folder: Path, shorts: list[int]) -
             write_json(kept, {"sha256": known, "at": at})
     prior = report["location_prior"]["miou"]
     return {"parameters": report["parameters"], "location_prior": prior, "at": {str(s): at[str(s)] for s in shorts}}
-
-
-def _quiet(sentence: str) -> None:
-    """Several runs speak at once: nothing is said but by who started them."""
 
 
 # --- what came out ----------------------------------------------------------------------------------------------------
