@@ -27,8 +27,8 @@ from vispe.data.rle import encode
 from vispe.data.segmentation import SemanticImages
 from vispe.data.segmentation_batches import SemanticEvalSet, brought_to, semantic_loader
 from vispe.files import write_atomically, write_json
+from vispe.layers.pixels import enlarged
 from vispe.metrics.semantic import SemanticTally
-from vispe.models.segformer import enlarged
 
 TASK = "segment"
 WRITTEN = (".png", ".json", "_overlay.png")  # behind an image's name
@@ -61,7 +61,8 @@ class Segmenter:
             x = normalised(images.to(self.device), self.model.spec)
             sides = None if real is None else [(int(h), int(w)) for h, w in real.tolist()]
             output = self.model(x, None if sides is None else _real_pixels(x, sides))
-            return [logits.argmax(0) for logits in enlarged(output, sizes, sides)]
+            stride: Any = self.model.stride
+            return [logits.argmax(0) for logits in enlarged(output, sizes, stride, sides)]
 
 
 def _real_pixels(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:

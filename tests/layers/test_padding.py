@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vispe.layers.padding import rectangles, together
+from vispe.layers.padding import rectangles, together, unpadded
 
 IMAGES = torch.zeros(2, 3, 4, 5)
 
@@ -19,6 +19,25 @@ def test_sizes_are_read_and_grouped():
     sizes = rectangles(mask((4, 5), (2, 3)), IMAGES)
     assert sizes == [(4, 5), (2, 3)]
     assert together([*sizes, (4, 5)]) == {(4, 5): [0, 2], (2, 3): [1]}
+
+
+def test_each_image_is_computed_alone():
+    """A network that knows the size of what it sees, and writes it into every cell of a map of half the sides."""
+    seen = []
+
+    def sizes(images: torch.Tensor) -> torch.Tensor:
+        b, _, h, w = images.shape
+        seen.append((b, h, w))
+        return torch.full((b, 1, -(-h // 2), -(-w // 2)), float(10 * h + w))
+
+    made = unpadded(sizes, torch.zeros(3, 3, 4, 5), mask((2, 3), (4, 5), (2, 3)), 2, False)
+    assert seen == [(2, 2, 3), (1, 4, 5)]
+    assert made[1].tolist() == [[[45.0] * 3] * 2]
+    assert made[0].tolist() == made[2].tolist() == [[[23.0, 23.0, 0.0], [0.0] * 3]]
+    assert unpadded(sizes, IMAGES, None, 2, True).shape == (2, 1, 2, 3)
+    assert unpadded(sizes, IMAGES, mask((4, 5), (4, 5)), 2, True).shape == (2, 1, 2, 3)
+    with pytest.raises(ValueError, match="images of one size, without padding; got"):
+        unpadded(sizes, IMAGES, mask((4, 5), (2, 3)), 2, True)
 
 
 def test_mistakes_are_named():

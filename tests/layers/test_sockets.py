@@ -307,3 +307,20 @@ def test_a_spec_changes_one_knob():
     with torch.no_grad():
         one, other = (Position(s, GRID, WIDTH, HEADS, 1, 0, 0) for s in (spec, spec.but(base=None)))
         assert not torch.equal(one.sockets(GRID, HERE)[0].turn, other.sockets(GRID, HERE)[0].turn)
+
+
+def test_a_spec_reads_a_line_a_mapping_or_itself():
+    spec = PositionSpec(added="table", recipe="mae")
+    assert PositionSpec.read(spec) is spec
+    assert PositionSpec.read("table + axial") == PositionSpec(added="table", rotated="axial")
+    assert PositionSpec.read({"rotated": "axial", "base": 10.0}) == PositionSpec(rotated="axial", base=10.0)
+    with pytest.raises(ValueError, match="a line such as 'table \\+ axial' or a mapping of sockets, got 3"):
+        PositionSpec.read(3)
+
+
+def test_what_is_said_on_top_keeps_how_a_table_is_read():
+    spec = PositionSpec(added="table", recipe="mae", prefix_rows=False)
+    assert spec.changed({"rotated": "axial"}) == spec.but(rotated="axial")
+    assert spec.changed("axial") == PositionSpec(rotated="axial", recipe="mae", prefix_rows=False)
+    other = PositionSpec(biased="alibi")
+    assert spec.changed(other) is other

@@ -114,4 +114,4 @@ def test_the_first_failure_stops_the_rest(make, tmp_path):
 
 
 def test_names_of_folders_are_plain():
-    assert module._slug("table + axial", 2) == "table-axial-2"
+    assert module.folder_name("table + axial", 2) == "table-axial-2"

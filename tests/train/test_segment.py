@@ -162,6 +162,27 @@ def test_sizes_and_precision(semantic, tmp_path):
     assert np.isfinite(numbers(tmp_path / "run")[-1]["val_loss"])
 
 
+def test_a_plain_vit_is_trained_as_well(scenes, tmp_path):
+    """Another network is its ``model:`` block alone; crops that its patches do not tile."""
+    model = {
+        "name": "segmenter_linear_tiny_patch16", "weights": "fresh", "image_size": [27, 38], "patch_size": 4,
+        "width": 24, "depth": 2, "heads": 2, "hidden": 48, "drop_path": 0.1, "position": "table + axial",
+    }  # fmt: skip
+    words = ("augment.crop=[27, 38]", "augment.eval_short=33", "train.epochs=20", "train.validate_every=20")
+    made = recipe.of({**SEMANTIC, "model": model, "data": {"root": str(scenes)}}, SegmentRecipe, words)
+    report = segment(made, tmp_path / "run", say=quiet)
+    assert report["miou"] > report["location_prior"]["miou"]
+    trained = load_segmenter(tmp_path / "run")
+    assert str(trained.model.spec.position) == "table + axial"
+    val = open_semantic(SemanticSpec(root=str(scenes)))[1]
+    tally, _ = evaluate_semantic(trained, val, 33, batch_size=2)
+    assert tally.summary()["miou"] == pytest.approx(report["miou"], abs=1e-9)
+    larger = made.model.but(weights=str(tmp_path / "run"), spec={**made.model.spec, "image_size": 40})
+    again = made.but(model=larger, train=made.train.but(epochs=1, validate_every=1))
+    more = segment(again, tmp_path / "more", say=quiet)
+    assert [line.partition(":")[0] for line in more["loaded"]] == ["position.added.weight"]
+
+
 def test_images_of_many_sizes(semantic, tmp_path):
     root = write_scenes(tmp_path / "d")
     more = write_scenes(tmp_path / "more", train=1, val=2, size=(50, 33))
@@ -341,17 +362,17 @@ def test_bad_data_is_named(semantic, tmp_path, what):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/segment").glob("segformer*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/segment").glob("seg*.yaml")), ids=lambda p: p.stem)
 def test_shipped_recipes_are_valid_and_say_their_command(path):
-    from vispe.models.segformer import SegFormerSpec
-    from vispe.train.start import model_overrides
+    from vispe.train.start import SEMANTIC as KIND
+    from vispe.train.start import model_overrides, variant
 
     text = path.read_text()
     assert f"# vispe train configs/segment/{path.name}" in text
     assert "# time: " in text
     assert "expected: " in text
     made = recipe.read(path, SegmentRecipe, ["data.root=photos"])
-    assert SegFormerSpec(**model_overrides(made.model, SegFormerSpec)).smallest <= min(made.augment.crop)
+    assert variant(made.model).but(**model_overrides(made.model, KIND)).smallest <= min(made.augment.crop)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def declare(commands: Any) -> None:
         commands,
         "ablate",
         run_ablate,
-        "train one model with every position encoding, resampling or setting",
+        "train what differs in one thing alone: position, resampling, network",
         TRAIN_HELP,
     )
     add("recipe", metavar="RECIPE.yaml", type=Path)
@@ -67,6 +67,7 @@ def run_ablate(options: argparse.Namespace) -> None:
     from vispe import recipe
     from vispe.train.ablate import AblateRecipe, ablate
     from vispe.train.resolutions import ResolutionsRecipe, resolutions
+    from vispe.train.scales import ScalesRecipe, scales
     from vispe.train.variants import VariantsRecipe, compare_variants
 
     out = options.out or Path("out") / options.recipe.stem
@@ -76,6 +77,8 @@ def run_ablate(options: argparse.Namespace) -> None:
         compare_variants(recipe.read(path, VariantsRecipe, options.overrides), out)
     elif "ways" in given:
         resolutions(recipe.read(path, ResolutionsRecipe, options.overrides), out)
+    elif "others" in given:
+        scales(recipe.read(path, ScalesRecipe, options.overrides), out)
     else:
         ablate(recipe.read(path, AblateRecipe, options.overrides), out)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -27,3 +30,33 @@ def together(sizes: list[Grid]) -> dict[Grid, list[int]]:
     for i, size in enumerate(sizes):
         groups.setdefault(size, []).append(i)
     return groups
+
+
+def unpadded(
+    network: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "b c h w"],
+    mask: Bool[Tensor, "b h w"] | None,
+    stride: int,
+    training: bool,
+) -> Float[Tensor, "b d y x"]:
+    """``network`` on the real pixels of each image, with those of its own size; behind them its map is zeros.
+
+    ``network``: images -> a map of their sides over ``stride``, rounded up. ``mask``: true on real pixels, which lie in
+    the upper left corner; None where all are real. ``ValueError`` for padding in training (crops have one size) and for
+    a mask that is no such rectangle.
+    """
+    if mask is None:
+        return network(images)
+    sizes = rectangles(mask, images)
+    h, w = images.shape[-2:]
+    if all(size == (h, w) for size in sizes):
+        return network(images)
+    if training:
+        raise ValueError(f"training takes images of one size, without padding; got {sizes} in {(h, w)}")
+    whole = [-(-side // stride) for side in (h, w)]
+    alone: dict[int, Tensor] = {}
+    for (y, x), members in together(sizes).items():
+        made = network(images[members, :, :y, :x])
+        padded = F.pad(made, (0, whole[1] - made.shape[3], 0, whole[0] - made.shape[2]))
+        alone.update(zip(members, padded, strict=True))
+    return torch.stack([alone[i] for i in range(len(sizes))])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,26 @@ class PositionSpec(Spec):
                 raise ValueError(f"position {line!r}: {word!r} is {what}; 'none', or words joined by ' + ': {every}")
             sockets[socket] = word
         return cls.of(**sockets, **knobs)
+
+    @classmethod
+    def read(cls, given: Any) -> PositionSpec:
+        """What a model's spec says as ``position``: a PositionSpec, its knobs as a mapping, or its line."""
+        if isinstance(given, PositionSpec):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        if isinstance(given, Mapping):
+            return cls.of(**given)
+        raise ValueError(f"position is a line such as 'table + axial' or a mapping of sockets, got {given!r}")
+
+    def changed(self, given: Any) -> Any:
+        """A copy with what is said on top: a mapping changes only the knobs it names, a line the sockets, while the
+        family still says how a table is read; anything else takes its place."""
+        if isinstance(given, Mapping):
+            return self.but(**given)
+        if isinstance(given, str):
+            return PositionSpec.parse(given, recipe=self.recipe, prefix_rows=self.prefix_rows)
+        return given
 
     def __str__(self) -> str:
         return " + ".join(word for s in WORDS if (word := getattr(self, s)) != "none") or "none"

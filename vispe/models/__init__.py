@@ -99,6 +99,10 @@ MODELS: dict[str, str] = {
     "segformer_b3": "segformer",
     "segformer_b4": "segformer",
     "segformer_b5": "segformer",
+    "segmenter_linear_tiny_patch16": "segmenter_linear",
+    "segmenter_linear_small_patch16": "segmenter_linear",
+    "segmenter_linear_base_patch16": "segmenter_linear",
+    "segmenter_linear_large_patch16": "segmenter_linear",
 }
 
 EXTRACTORS: dict[str, str | None] = {

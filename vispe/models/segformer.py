@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -24,7 +24,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vispe.layers.attention import attend
-from vispe.layers.padding import rectangles, together
+from vispe.layers.padding import unpadded
+from vispe.layers.pixels import enlarged
 from vispe.layers.transformer import MLP, DropPath
 from vispe.position.conv import MixFFN, Padding
 from vispe.position.grid import Grid, check_grid
@@ -247,29 +248,15 @@ class SegFormer(nn.Module):
         computed without its padding, with those of its own size, and the logits beyond it are zeros. Zeros around an
         image are what this network takes its places from, so a wider rim would be another answer. ``ValueError`` for
         padding in training (crops have one size) and for a mask that is no such rectangle."""
-        if mask is None:
-            return self._logits(images)
-        sizes = rectangles(mask, images)
-        h, w = images.shape[-2:]
-        if all(size == (h, w) for size in sizes):
-            return self._logits(images)
-        if self.training:
-            raise ValueError(f"training takes images of one size, without padding; got {sizes} in {(h, w)}")
-        groups = together(sizes)
-        whole = [-(-side // self._stride) for side in (h, w)]
-        alone: dict[int, Tensor] = {}
-        for (y, x), members in groups.items():
-            logits = self._logits(images[members, :, :y, :x])
-            padded = F.pad(logits, (0, whole[1] - logits.shape[3], 0, whole[0] - logits.shape[2]))
-            alone.update(zip(members, padded, strict=True))
-        return torch.stack([alone[i] for i in range(len(sizes))])
+        return unpadded(self._logits, images, mask, self.stride, self.training)
 
     def _logits(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes h4 w4"]:
         maps = self.features(images)
         return maps[-1] if self.head is None else self.head(maps)
 
     @property
-    def _stride(self) -> int:
+    def stride(self) -> int:
+        """Pixels a side of a cell of the output."""
         return STRIDES[0] if self.head is not None else math.prod(STRIDES)
 
     def adapt(self, state: Mapping[str, Tensor], source: SegFormerSpec) -> dict[str, Tensor]:
@@ -341,23 +328,7 @@ def semantic(
 
     ``real``: the (h, w) of each image in a padded batch, before the network; the logits beyond are not looked at.
     """
-    return [logits.argmax(0) for logits in enlarged(output, sizes, real)]
-
-
-def enlarged(
-    output: Float[Tensor, "b classes h4 w4"],
-    sizes: Sequence[tuple[int, int]],
-    real: Sequence[tuple[int, int]] | None = None,
-) -> Iterator[Float[Tensor, "classes h w"]]:
-    """The logits of each image at its own size, one after another; arguments as :func:`semantic`'s."""
-    if len(sizes) != len(output) or (real is not None and len(real) != len(output)):
-        given = f"{len(sizes)} sizes" + ("" if real is None else f" and {len(real)} real ones")
-        raise ValueError(f"a size for each of {len(output)} images is needed, got {given}")
-    for i, size in enumerate(sizes):
-        logits = output[i : i + 1]
-        if real is not None:
-            logits = logits[..., : -(-real[i][0] // STRIDES[0]), : -(-real[i][1] // STRIDES[0])]
-        yield upsample(logits.float(), check_grid(tuple(size), "size"))[0]  # type: ignore[arg-type]
+    return [logits.argmax(0) for logits in enlarged(output, sizes, STRIDES[0], real)]
 
 
 _WIDE = (64, 128, 320, 512)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vispe.layers.head import replace_head
 from vispe.layers.sockets import Position, PositionSpec
 from vispe.layers.transformer import Block, PatchEmbed, init_weights
 from vispe.position.grid import Grid, check_grid
@@ -66,7 +67,7 @@ class ViTSpec(Spec):
         size = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
         h, w = check_grid(size, "image_size")
         object.__setattr__(self, "image_size", (h, w))
-        object.__setattr__(self, "position", _position(self.position))
+        object.__setattr__(self, "position", PositionSpec.read(self.position))
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.heads < 1 or self.width % self.heads:
@@ -86,12 +87,8 @@ class ViTSpec(Spec):
 
     def but(self, **knobs: Any) -> ViTSpec:
         """A copy with some knobs changed; a mapping for ``position`` changes only the sockets it names."""
-        given = knobs.get("position")
-        if isinstance(given, Mapping):
-            knobs = {**knobs, "position": self.position.but(**given)}
-        elif isinstance(given, str):  # the line says the sockets, the family still says how a table is read
-            kept = {name: getattr(self.position, name) for name in ("recipe", "prefix_rows")}
-            knobs = {**knobs, "position": PositionSpec.parse(given, **kept)}
+        if "position" in knobs:
+            knobs = {**knobs, "position": self.position.changed(knobs["position"])}
         return super().but(**knobs)
 
     @property
@@ -217,7 +214,8 @@ class ViT(nn.Module):
             self.spec = self.spec.but(position=self.position.spec)
         self._replace_norm(state)
         self._drop_zero_biases(state)
-        self._replace_head(state, source)
+        asked = self.spec.num_classes != source.num_classes
+        self.report += replace_head(state, self.state_dict(), ("head.", "head_dist."), asked)
         return state
 
     def _fold_rows(self, state: dict[str, Tensor], source: ViTSpec) -> None:
@@ -256,33 +254,6 @@ class ViT(nn.Module):
         for key in keys:
             del state[key]
         self.report.append(f"blocks.*.attn.qkv.bias: {len(keys)} dropped, all zero, this model has none")
-
-    def _replace_head(self, state: dict[str, Tensor], source: ViTSpec) -> None:
-        """A head of other classes, or of another pool, is left at its fresh start, as a whole."""
-        own = {key: value for key, value in self.state_dict().items() if key.startswith(("head.", "head_dist."))}
-        given = {key: value for key, value in state.items() if key.startswith(("head.", "head_dist."))}
-        if {key: value.shape for key, value in given.items()} == {key: value.shape for key, value in own.items()}:
-            return
-        if not given and self.spec.num_classes == source.num_classes:  # nobody asked for another head: it is missing
-            return
-        for key in given:
-            del state[key]
-            if key not in own:
-                self.report.append(f"{key}: dropped, this model has no such head")
-        for key, value in own.items():
-            state[key] = value
-            was = f"the checkpoint's {list(given[key].shape)} is another head" if key in given else "there was none"
-            self.report.append(f"{key}: fresh {list(value.shape)}, {was}")
-
-
-def _position(given: Any) -> PositionSpec:
-    if isinstance(given, PositionSpec):
-        return given
-    if isinstance(given, str):
-        return PositionSpec.parse(given)
-    if isinstance(given, Mapping):
-        return PositionSpec.of(**given)
-    raise ValueError(f"position is a line such as 'table + axial' or a mapping of sockets, got {given!r}")
 
 
 SIZES: dict[str, dict[str, Any]] = {

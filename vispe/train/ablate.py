@@ -93,7 +93,7 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
     folder, found = Path(out), {}
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(line, seed) for seed in recipe.seeds for line in recipe.positions]
-    tasks = {key: (recipe.run(*key), folder / _slug(*key)) for key in wanted}
+    tasks = {key: (recipe.run(*key), folder / folder_name(*key)) for key in wanted}
     for (line, seed), report in reports(tasks, recipe.jobs, recipe.threads):
         found[line, seed] = {tuple(r["size"]): r["accuracy"] for r in report["results"]}
         told = ", ".join(f"{h}: {accuracy:.4f}" for (h, _), accuracy in found[line, seed].items())
@@ -104,7 +104,7 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
     write_atomically(folder / "ablation.md", lambda path: path.write_text(text, encoding="utf-8"))
     write_figure(draw(summary), folder / "ablation.png")
     if "table" in recipe.positions:
-        trained = folder / _slug("table", recipe.seeds[0]) / "last.safetensors"
+        trained = folder / folder_name("table", recipe.seeds[0]) / "last.safetensors"
         write_figure(draw_table(trained), folder / "table_similarity.png")
     say(text)
     return summary
@@ -148,7 +148,7 @@ def _one(trained: Callable[..., dict[str, Any]], recipe: Spec, folder: Path) -> 
     return trained(recipe, folder, say=lambda sentence: None)
 
 
-def _slug(line: str, seed: int) -> str:
+def folder_name(line: str, seed: int) -> str:
     return f"{re.sub('[^a-z0-9_]+', '-', line.lower())}-{seed}"
 
 

@@ -31,9 +31,9 @@ from vispe.data.segmentation_batches import (
 )
 from vispe.data.segmentation_verify import sound_semantic, survey
 from vispe.files import write_json
+from vispe.layers.pixels import enlarged
 from vispe.losses.semantic import pixel_loss
 from vispe.metrics.semantic import SemanticTally, location_prior, stretched
-from vispe.models.segformer import SegFormerSpec, enlarged
 from vispe.segmenter import Segmenter, colours, evaluate_semantic, load_segmenter, painted, save_segmenter
 from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Average, Keep
@@ -45,7 +45,7 @@ from vispe.train.module import Learning
 from vispe.train.report import draw_curves, new_figure, write_figure
 from vispe.train.schedule import factor, linear
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
-from vispe.train.start import fresh_model, model_overrides, starting_model
+from vispe.train.start import SEMANTIC, fresh_model, model_overrides, starting_model
 from vispe.train.synced import synced
 
 SHOWN = 4  # images in examples.png
@@ -106,7 +106,7 @@ def segment(
     if done is not None:
         say(f"this run is finished; its report is {folder / 'report.json'}")
         return done
-    model_overrides(recipe.model, SegFormerSpec)  # a mistake in these shall not wait for the images
+    model_overrides(recipe.model, SEMANTIC)  # a mistake in these shall not wait for the images
     data = open_looked_through(recipe.data, say) if data is None else data
     return carried_out(_Segmenting, recipe, folder, data, say)
 
@@ -197,7 +197,8 @@ class Segmentation(Learning):
             raise ImageError(batch.problem)
         output = self.model(normalised(batch.images, self.model.spec), batch.real_pixels())
         sizes, real = ([(h, w) for h, w in sides.tolist()] for sides in (batch.sizes, batch.real))
-        for logits, mask, (h, w) in zip(enlarged(output, sizes, real), batch.masks, sizes, strict=True):
+        stride: Any = self.model.stride
+        for logits, mask, (h, w) in zip(enlarged(output, sizes, stride, real), batch.masks, sizes, strict=True):
             mask = mask[:h, :w]
             self._sum += pixel_loss(logits[None], mask[None]).double() * mask.numel()
             self._tally.add(logits.argmax(0), mask)
@@ -226,12 +227,12 @@ class _Segmenting(Run):
         if given.spec.get("num_classes", classes) != classes:
             raise ValueError(f"model.num_classes is {given.spec['num_classes']}, the data has {classes} classes")
         if earlier is not None:
-            model, loaded = fresh_model(given, classes, SegFormerSpec), list(earlier["loaded"])
+            model, loaded = fresh_model(given, classes, SEMANTIC), list(earlier["loaded"])
         else:
-            model, loaded = starting_model(given, classes, SegFormerSpec, load_segmenter)
+            model, loaded = starting_model(given, classes, SEMANTIC, load_segmenter)
         return synced(model) if self.plan.world > 1 else model, loaded
 
-    def _sizes(self, spec: SegFormerSpec) -> list[tuple[int, int]]:
+    def _sizes(self, spec: Any) -> list[tuple[int, int]]:
         crop = self.recipe.augment.crop
         if min(crop) < spec.smallest:
             raise ValueError(f"augment.crop is at least {spec.smallest} pixels a side for this model, got {crop}")

@@ -13,6 +13,7 @@ from vispe.models import home
 from vispe.models.detr import DETRSpec
 from vispe.models.mask2former import Mask2FormerSpec
 from vispe.models.segformer import SegFormerSpec
+from vispe.models.segmenter_linear import SegmenterLinearSpec
 from vispe.models.vit import ViTSpec
 from vispe.spec import Spec
 from vispe.train.spec import ModelSpec
@@ -21,10 +22,12 @@ from vispe.weights import build, load
 KINDS: dict[type[Spec], str] = {
     ViTSpec: "image classifier",
     SegFormerSpec: "network for semantic segmentation",
+    SegmenterLinearSpec: "network for semantic segmentation",
     DETRSpec: "DETR",
     Mask2FormerSpec: "Mask2Former",
 }
 Kind = type[Spec] | tuple[type[Spec], ...]  # of model
+SEMANTIC: Kind = (SegFormerSpec, SegmenterLinearSpec)
 
 
 def fresh_model(given: ModelSpec, classes: int, kind: Kind = ViTSpec) -> nn.Module:
@@ -86,7 +89,8 @@ def model_overrides(given: ModelSpec, kind: Kind = ViTSpec) -> dict[str, Any]:
     """The knobs for the model's own spec, checked against its types; ``ValueError`` names an unknown or wrong one."""
     spec = variant(given)
     if not isinstance(spec, kind):
-        wanted = " and no ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " and no ".join(dict.fromkeys(KINDS[one] for one in kinds))
         raise ValueError(f"{given.name} is no {wanted}")
     return checked_knobs(given, spec)
 

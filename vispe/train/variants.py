@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from vispe import recipe as recipes
 from vispe.files import write_atomically, write_json
 from vispe.spec import Spec
-from vispe.train.ablate import reports
+from vispe.train.ablate import folder_name, reports
 from vispe.train.loaders import Say
 from vispe.train.report import new_figure, write_figure
 from vispe.train.tasks import task_of
@@ -67,7 +66,7 @@ def compare_variants(recipe: VariantsRecipe, out: str | os.PathLike[str], say: S
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(name, seed) for seed in recipe.seeds for name in recipe.variants]
-    tasks = {key: (recipe.run(*key), folder / _slug(*key)) for key in wanted}
+    tasks = {key: (recipe.run(*key), folder / folder_name(*key)) for key in wanted}
     found: dict[tuple[str, int], dict[str, float | None]] = {}
     for (name, seed), report in reports(tasks, recipe.jobs, recipe.threads, task_of(recipe.base)[1]):
         found[name, seed] = {score: _number(report, where) for score, where in recipe.scores.items()}
@@ -140,7 +139,3 @@ def _cell(values: list[float | None]) -> str:
 
 def _shown(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
-
-
-def _slug(name: str, seed: int) -> str:
-    return f"{re.sub('[^a-z0-9_]+', '-', name.lower())}-{seed}"
