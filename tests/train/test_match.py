@@ -95,7 +95,7 @@ def test_it_starts_as_its_descriptors():
     """Fresh weights give the dual softmax of the cosines, in every layer."""
     model = vispe.build("lightglue_sift", input_dim=32, width=32, depth=2, num_heads=2)
     assert isinstance(model, LightGlue)
-    from_descriptors(model, 20.0)
+    from_descriptors(model, torch.randn(50, 32), 20.0)
     d0, d1 = (torch.nn.functional.normalize(torch.randn(1, k, 32), dim=-1) for k in (9, 7))
     sides = [
         Points(torch.rand(1, k, 2) * 50, d, (50.0, 50.0), None, *torch.rand(2, 1, k)) for k, d in ((9, d0), (7, d1))
@@ -106,8 +106,16 @@ def test_it_starts_as_its_descriptors():
         wanted = assign(d0 * 20**0.5, d1 * 20**0.5, *zero, None, None, 0.1, 1 << 20)
     assert torch.equal(found.matches0, wanted.matches0)
     torch.testing.assert_close(found.scores0, wanted.scores0, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match=r"model\.width equal to the descriptors' 16, got 32"):
-        from_descriptors(vispe.build("lightglue_sift", input_dim=16, width=32, depth=1, num_heads=2))
+
+
+def test_a_narrower_one_starts_as_their_principal_directions():
+    """Descriptors that lie in a plane of 8 dimensions lose nothing in a network of that width."""
+    model = vispe.build("lightglue_sift", input_dim=32, width=8, depth=1, num_heads=2)
+    basis = torch.linalg.qr(torch.randn(32, 8)).Q
+    sample = torch.randn(200, 8) @ basis.T
+    from_descriptors(model, sample)
+    projected = model.input_proj(sample)
+    torch.testing.assert_close(projected @ projected.T, sample @ sample.T, atol=1e-4, rtol=1e-4)
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ def test_better_means_in_both():
         (("model.name=vit_tiny_patch16_224",), "vit_tiny_patch16_224 is no LightGlue"),
         (("model.foo=1",), "foo"),
         (("model.input_dim=64",), "model.input_dim is 64, the features have 128"),
-        (("model.width=64",), "start=descriptors needs model.width equal to the descriptors' 128, got 64"),
+        (("model.width=256",), "needs a model.width of at most the descriptors' 128, got 256"),
         (("train.positive=0",), "0 < positive <= negative, in pixels, got 0"),
         (("train.layer_decay=0.5",), "are a classifier's knobs"),
         (("features.name=orb",), "orb"),

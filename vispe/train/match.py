@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
@@ -63,9 +64,9 @@ SCALE = 50.0  # of cosines at the start: of SIFT, 40 to 80 order dual-softmax ma
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatchTrain(TrainSpec):
     """How weights are found. ``positive``: pixels within which two keypoints are one point, ``negative``: beyond which
-    one has no partner. ``start`` of fresh weights: "descriptors" begins as dual softmax over the descriptors and learns
-    from there (width and input_dim must be equal), "random" as torch draws them. ``checkpoint``: activations are
-    computed twice instead of kept."""
+    one has no partner. ``start`` of fresh weights: "descriptors" begins as dual softmax over the descriptors (in a
+    narrower network over their principal directions) and learns from there, "random" as torch draws them.
+    ``checkpoint``: activations are computed twice instead of kept."""
 
     lr: float = 1e-3
     weight_decay: float = 1e-4
@@ -171,18 +172,23 @@ def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData
 # --- what is learnt ---------------------------------------------------------------------------------------------------
 
 
-def from_descriptors(model: LightGlue, scale: float = SCALE) -> None:
+def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: float = SCALE) -> None:
     """Fresh weights that begin as dual softmax over ``scale`` times the cosines of descriptors.
 
-    Every layer adds nothing yet, and reads a point as if its descriptor had entries of variance one.
+    Every layer adds nothing yet, and reads a point as if its descriptor had entries of variance one. A network narrower
+    than descriptors begins with the ``width`` directions that most of the ``sample`` lies in.
     """
     width = model.spec.width
-    if model.spec.input_dim != width:
+    if model.spec.input_dim < width:
         raise ValueError(
-            f"start=descriptors needs model.width equal to the descriptors' {model.spec.input_dim}, got {width}; "
+            f"start=descriptors needs a model.width of at most the descriptors' {model.spec.input_dim}, got {width}; "
             "train.start=random does not"
         )
     with torch.no_grad():
+        if isinstance(model.input_proj, nn.Linear):
+            principal = torch.linalg.eigh(sample.T.double() @ sample.double()).eigenvectors[:, -width:]
+            model.input_proj.weight.copy_(principal.T)
+            nn.init.zeros_(model.input_proj.bias)
         for layer in model.layers:
             own, cross = (layer.get_submodule(name) for name in ("self_attn", "cross_attn"))
             for linear in (own.get_submodule("qkv"), cross.get_submodule("qk"), cross.get_submodule("v")):
@@ -344,7 +350,7 @@ class _Matching(Run):
             model = build(given.name, **{**knobs, **has})
             assert isinstance(model, LightGlue)
             if self.recipe.train.start == "descriptors" and given.weights == "fresh":
-                from_descriptors(model)
+                from_descriptors(model, views.sample())
             loaded = [] if earlier is None else list(earlier["loaded"])
         else:
             trained = None if given.weights == "published" else _trained(given.weights)

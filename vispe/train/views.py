@@ -170,6 +170,11 @@ class Views:
         size = torch.tensor(self.spec.size, dtype=torch.float32).expand(len(at), 2)
         return Points(self.keypoints[at], self.descriptors[at], size, self.mask(at), scales, orientations)
 
+    def sample(self, most: int = 20000) -> Float[Tensor, "n d"]:
+        """Descriptors of some views, spread over all of them."""
+        found = self.descriptors[self.mask(torch.arange(len(self.counts)))]
+        return found[:: max(len(found) // most, 1)]
+
     def mask(self, at: Tensor) -> Bool[Tensor, "b k"]:
         return torch.arange(self.keypoints.shape[1]) < self.counts[at][:, None]
 
