@@ -16,6 +16,7 @@ from tests.train.test_classify import KilledError, numbers, quiet, stopped_at
 from vispe import recipe
 from vispe.layers.assignment import assign
 from vispe.models.lightglue import LightGlue, Points
+from vispe.train import match as module
 from vispe.train.match import MatchRecipe, beats, found_pairs, from_descriptors, load_matcher, match, mutual, scored
 from vispe.train.module import NotFiniteError
 
@@ -81,6 +82,20 @@ def test_the_file_is_a_matcher(finished):
     from vispe.train.match import lightglue
 
     assert scored(data.val, lightglue(trained.model)) == report["results"]["lightglue"]
+
+
+def test_the_file_matches_images(finished):
+    """As ``weights`` of the extractor it was trained for; for another it is refused in a sentence."""
+    skimage = pytest.importorskip("skimage.data", reason="the pictures are scikit-image's")
+    weights = finished[0] / "last.safetensors"
+    matcher = vispe.Matcher("sift", weights=weights, max_keypoints=256)
+    assert matcher.network.spec.depth == 2
+    image = np.ascontiguousarray(skimage.astronaut()[:256, :256])
+    found = matcher(image, image, geometry="none")
+    assert len(found) > 20
+    assert (found.matches[:, 0] == found.matches[:, 1]).mean() > 0.8
+    with pytest.raises(ValueError, match="no LightGlue was published for aliked_t16's descriptors"):
+        vispe.Matcher("aliked_t16", weights=weights)
 
 
 def test_a_start_from_a_file_keeps_what_it_knew(finished, tmp_path):
@@ -171,13 +186,22 @@ def test_mutual_neighbours_and_their_ratio_by_hand():
     assert mutual(0.8)(*sides)[0].tolist() == [[0, 0], [1, 1]]
 
 
-def test_better_means_in_both():
-    def told(precision, recall):
-        return {"precision": precision, "recall": recall}
+def test_precision_at_a_recall_by_hand(monkeypatch):
+    """Of the surest matches right, wrong, right, right there are 4 true: half of them are found with the third."""
+    row = module._Judged(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, True]), 4, 4, 1.0)
+    monkeypatch.setattr(module, "_judged", lambda *_: [row])
+    assert module.precision_at(None, None, 0.25) == 1.0
+    assert module.precision_at(None, None, 0.5) == 2 / 3
+    assert module.precision_at(None, None, 0.75) == 3 / 4
+    assert module.precision_at(None, None, 1.0) is None
+    assert module.scored(None, None)["precision"] == 3 / 4
+    assert module.scored(None, None)["recall"] == 3 / 4
 
-    assert beats(told(0.9, 0.5), told(0.8, 0.5))
-    assert not beats(told(0.9, 0.4), told(0.8, 0.5))
-    assert not beats(told(0.8, 0.9), told(0.8, 0.5))
+
+def test_better_means_at_equal_recall():
+    assert beats({"precision": 0.8, "lightglue": 0.9})
+    assert not beats({"precision": 0.9, "lightglue": 0.9})
+    assert not beats({"precision": 0.9, "lightglue": None})
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,9 +27,8 @@ from vispe.files import write_json
 from vispe.geometry.benchmark import homography_dlt
 from vispe.geometry.homography import corner_error
 from vispe.layers.assignment import nearest
-from vispe.losses.matching import matching_loss
+from vispe.losses.matching import IGNORED, matching_loss
 from vispe.metrics.auc import error_auc
-from vispe.metrics.matching import match_precision, match_recall
 from vispe.models.lightglue import LightGlue, LightGlueSpec, MatchHead, Points
 from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Keep
@@ -284,25 +284,51 @@ def mutual(ratio: float | None = None) -> Any:
 
 
 def scored(pairs: EvalPairs, matched: Any) -> dict[str, Any]:
-    """Means over the pairs: ``precision`` (of pairs that have matches), ``recall``, ``matches``; ``auc``, of the corner
-    error at ``PIXELS`` with a weighted DLT."""
-    precisions, recalls, counts, errors = [], [], [], []
+    """Of all pairs together: ``precision`` (of matches whose point of image 0 is not ignored), ``recall``, ``matches``
+    a pair; ``auc``, of the corner error at ``PIXELS`` with a weighted DLT."""
+    rows = _judged(pairs, matched)
+    right, judged = sum(int(row.right.sum()) for row in rows), sum(len(row.right) for row in rows)
+    return {
+        "precision": right / max(judged, 1),
+        "recall": right / max(sum(row.true for row in rows), 1),
+        "matches": sum(row.matches for row in rows) / max(len(rows), 1),
+        "auc": [float(value) for value in error_auc([row.error for row in rows], PIXELS)],
+    }
+
+
+def precision_at(pairs: EvalPairs, matched: Any, recall: float) -> float | None:
+    """The precision where only as many of the surest matches are kept as ``recall`` takes; None if all are too few."""
+    rows = _judged(pairs, matched)
+    scores, right = (np.concatenate([getattr(row, name) for row in rows]) for name in ("scores", "right"))
+    found = np.cumsum(right[np.argsort(-scores, kind="stable")])
+    needed = max(math.ceil(recall * sum(row.true for row in rows)), 1)
+    k = int(np.searchsorted(found, needed))
+    return None if k == len(found) else float(found[k] / (k + 1))
+
+
+class _Judged(NamedTuple):
+    """One pair: the scores of the matches that are judged, which of them are right, how many matches there were, how
+    many true ones there are, and the corner error."""
+
+    scores: np.ndarray
+    right: np.ndarray
+    matches: int
+    true: int
+    error: float
+
+
+def _judged(pairs: EvalPairs, matched: Any) -> list[_Judged]:
+    rows = []
     for points0, points1, truth, H in each_pair(pairs):  # noqa: N806
         found, scores = matched(points0, points1)
         first, second = points0.keypoints[0].numpy()[found[:, 0]], points1.keypoints[0].numpy()[found[:, 1]]
         estimate = homography_dlt(first, second, scores.clip(min=0))
-        h, w = pairs.views.spec.size
-        errors.append(corner_error(estimate.matrix, H, (h, w)))
-        recalls.append(match_recall(found, truth.numpy()))
-        counts.append(len(found))
-        if len(found):
-            precisions.append(match_precision(found, truth.numpy()))
-    return {
-        "precision": float(np.mean(precisions)) if precisions else 0.0,
-        "recall": float(np.mean(recalls)),
-        "matches": float(np.mean(counts)),
-        "auc": [float(value) for value in error_auc(errors, PIXELS)],
-    }
+        error = corner_error(estimate.matrix, H, pairs.views.spec.size)
+        partner = truth.numpy()[found[:, 0]]
+        known = partner != IGNORED
+        right = (partner == found[:, 1])[known]
+        rows.append(_Judged(scores[known], right, len(found), int((truth >= 0).sum()), error))
+    return rows
 
 
 def _moved(side: Points, device: torch.device) -> Points:
@@ -407,11 +433,19 @@ class _Matching(Run):
             "mutual_nn": scored(data.val, mutual()),
             "mutual_nn_ratio": scored(data.val, mutual(RATIO)),
         }
-        draw_pair(self.folder / "examples.png", data.val, lightglue(trained.model))
+        trained.model.spec = trained.model.spec.but(threshold=0.0)  # type: ignore[union-attr, operator]
+        everything = lightglue(trained.model)
+        compared = {
+            name: {"recall": told["recall"], "precision": told["precision"],
+                   "lightglue": precision_at(data.val, everything, told["recall"])}
+            for name, told in results.items() if name != "lightglue"
+        }  # fmt: skip
+        draw_pair(self.folder / "examples.png", data.val, everything)
         report = {
             "weights": f"{self.recipe.train.report}.safetensors",
             "results": results,
-            "beats": {name: beats(results["lightglue"], told) for name, told in results.items() if name != "lightglue"},
+            "at_equal_recall": compared,
+            "beats": {name: beats(row) for name, row in compared.items()},
             "pairs": len(data.val),
             "data": {
                 "train": len(data.train.views.names),
@@ -432,10 +466,12 @@ class _Matching(Run):
                 f"{name}: precision {told['precision']:.3f}, recall {told['recall']:.3f}, "
                 f"{told['matches']:.0f} matches, AUC at {' / '.join(map(str, PIXELS))} px {auc}"
             )
-        better = report["beats"]
-        verdict = {True: "is better than", False: "is not better than"}
-        for name, words in (("mutual_nn", "mutual neighbours"), ("mutual_nn_ratio", f"those with a ratio of {RATIO}")):
-            self.say(f"LightGlue {verdict[better[name]]} {words} in precision and recall at once")
+        for name, row in report["at_equal_recall"].items():
+            own = "does not reach it" if row["lightglue"] is None else f"has precision {row['lightglue']:.3f}"
+            verdict = "better" if report["beats"][name] else "not better"
+            self.say(
+                f"at the recall of {name} ({row['recall']:.3f}) LightGlue {own}: {verdict} than {row['precision']:.3f}"
+            )
         self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and examples.png")
 
 
@@ -449,9 +485,9 @@ def _trained(weights: str) -> LightGlue | None:
     return model
 
 
-def beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether ``one`` has the higher precision at no lower recall."""
-    return bool(one["precision"] > other["precision"] and one["recall"] >= other["recall"])
+def beats(row: dict[str, Any]) -> bool:
+    """Whether LightGlue has the higher precision at the other's recall."""
+    return row["lightglue"] is not None and row["lightglue"] > row["precision"]
 
 
 def draw_pair(path: Path, pairs: EvalPairs, matched: Any) -> None:
