@@ -145,6 +145,7 @@ def _put(tree: dict[str, Any], word: str) -> None:
 
 def _gathered(tree: Any, kind: Any, at: str) -> Any:
     """``tree`` with every name known to the Spec ``kind``, and the others where its ``REST`` wants them."""
+    kind = next((one for one in typing.get_args(kind) if isinstance(one, type) and issubclass(one, Spec)), kind)
     if not (isinstance(tree, dict) and isinstance(kind, type) and issubclass(kind, Spec)):
         return tree
     rest = getattr(kind, "REST", None)

@@ -103,6 +103,7 @@ def given(coco):
 # --- a whole run ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_boxes_are_learnt_and_reported(given, tmp_path):
     words = ("train.epochs=150", "train.validate_every=50", "train.measure_train=true", "augment.flip=0")
     folder = tmp_path / "run"
@@ -128,6 +129,7 @@ def test_boxes_are_learnt_and_reported(given, tmp_path):
             assert min(image.size) > 300
 
 
+@pytest.mark.slow
 def test_panoptic_masks_are_learnt(given, tmp_path):
     """200 updates in bfloat16."""
     words = ("train.epochs=100", "train.validate_every=100", "train.measure_train=true", "augment.flip=0")

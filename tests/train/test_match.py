@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,16 @@ import torch
 from PIL import Image
 
 import vispe
+from tests.data.test_megadepth import write_posed
 from tests.train.test_classify import KilledError, numbers, quiet, stopped_at
 from vispe import recipe
+from vispe.data.megadepth import read_depth
 from vispe.layers.assignment import assign
 from vispe.models.lightglue import LightGlue, Points
 from vispe.train import match as module
 from vispe.train.match import MatchRecipe, beats, found_pairs, from_descriptors, load_matcher, match, mutual, scored
 from vispe.train.module import NotFiniteError
+from vispe.train.views import Views
 
 pytest.importorskip("cv2", reason="SIFT is OpenCV's")
 pytest.importorskip("skimage", reason="the photographs are scikit-image's")
@@ -133,6 +137,26 @@ def test_a_narrower_one_starts_as_their_principal_directions():
     torch.testing.assert_close(projected @ projected.T, sample @ sample.T, atol=1e-4, rtol=1e-4)
 
 
+def test_images_with_poses_and_depths(tmp_path):
+    """In MegaDepth's layout: true matches lie where depth takes them, the report tells the pose's error."""
+    pytest.importorskip("poselib", reason="poses are PoseLib's")
+    root = write_posed(tmp_path / "megadepth")
+    poses = {"root": str(root), "pairs": 8, "val_pairs": 6, "resize": 128}
+    made = recipe.of({**MATCH, "poses": poses}, MatchRecipe, ["train.epochs=2", "train.negative=5"])
+    report = match(made, tmp_path / "run", say=quiet)
+    assert report["data"]["train"] == 4
+    assert report["results"]["mutual_nn"]["recall"] > 0.3
+    assert len(report["results"]["lightglue"]["auc"]) == 3
+    assert np.isfinite(numbers(tmp_path / "run")[-1]["val_loss"])
+    with pytest.raises(ValueError, match=r"there is no poses\.foo"):
+        recipe.of({**MATCH, "poses": {**poses, "foo": 1}}, MatchRecipe)
+    for path in (root / "depths" / "0001").iterdir():
+        path.write_text("junk")
+    read_depth.cache_clear()
+    with pytest.raises(ValueError, match="is no depth map"):
+        match(made, tmp_path / "other", say=quiet)
+
+
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
@@ -194,8 +218,8 @@ def test_precision_at_a_recall_by_hand(monkeypatch):
     assert module.precision_at(None, None, 0.5) == 2 / 3
     assert module.precision_at(None, None, 0.75) == 3 / 4
     assert module.precision_at(None, None, 1.0) is None
-    assert module.scored(None, None)["precision"] == 3 / 4
-    assert module.scored(None, None)["recall"] == 3 / 4
+    told = module.scored(SimpleNamespace(source=Views), None)
+    assert (told["precision"], told["recall"], told["matches"]) == (3 / 4, 3 / 4, 4)
 
 
 def test_better_means_at_equal_recall():

@@ -13,7 +13,6 @@ from vispe.train.views import (
     FeatureSpec,
     PhotoSpec,
     TrainPairs,
-    each_pair,
     pair_batch,
     photographs,
     read_views,
@@ -75,16 +74,21 @@ def test_a_broken_one_can_be_refused(photos, tmp_path):
         view_features(tmp_path / "f.h5", broken, SMALL, SIFT, 0, "cpu", True)
 
 
+def _exact(views, a, b):
+    points = views.real(a)
+    return points, warp_points(views.between(a, b), points)
+
+
 def test_truth_is_what_the_homography_says(found):
     path, _, _, names, _ = found
     views = read_views(path, names, SMALL, 64)
-    pairs = TrainPairs(views, 0, 3.0, 3.0)
-    assert len(pairs) == 6 * 2
-    a, b = pairs.pair(0, 1)
+    assert len(TrainPairs(views, 0)) == 6 * 2
+    a, b = views.pair(0, 0, 1)
     assert a // 4 == b // 4 == 1
     assert a != b
-    assert pairs.pair(0, 1) == (a, b)
-    truth0, truth1 = views.truth(a, b, 3.0, 3.0)
+    assert views.pair(0, 0, 1) == (a, b)
+    truth0, truth1 = views.truth(a, b)
+    assert views.error(a, b, *_exact(views, a, b), np.ones(len(views.real(a)))) < 0.1
     there = warp_points(views.between(a, b), views.keypoints[a].numpy())
     matched = (truth0 >= 0).nonzero()[:, 0].tolist()
     assert matched
@@ -98,16 +102,17 @@ def test_truth_is_what_the_homography_says(found):
 def test_batches_and_pairs_are_one(found):
     path, _, _, names, _ = found
     views = read_views(path, names, SMALL, 64)
-    pairs = EvalPairs(views, 5, 3.0, 3.0)
+    pairs = EvalPairs(views, 5)
     batch = pairs.__getitems__([0, 1, -1])
     assert batch.indices.tolist() == [0, 1, -1]
     assert batch.descriptors0.shape == (3, 64, 128)
     assert batch.scales0 is not None
-    first = next(each_pair(pairs))
-    count = first[0].keypoints.shape[1]
-    assert torch.equal(batch.keypoints0[0, :count], first[0].keypoints[0])
-    assert torch.equal(batch.matches0[0, :count], first[2])
-    same = pair_batch(views, pairs.pairs[:2], (3.0, 3.0))
+    a, b = pairs.pairs[0]
+    first = views.alone(a)
+    count = first.keypoints.shape[1]
+    assert torch.equal(batch.keypoints0[0, :count], first.keypoints[0])
+    assert batch.matches0[0, :count].tolist() == views.labels(a, b)[0].tolist()
+    same = pair_batch(views, pairs.pairs[:2])
     assert torch.equal(same.matches1, batch.matches1[:2])
 
 

@@ -22,7 +22,7 @@ VALIDATED = (
 )  # fmt: skip
 SAID = {
     "accuracy": "accuracy", "miou": "mIoU", "AP": "AP", "AP50": "AP50", "PQ": "PQ", "precision": "precision",
-    "recall": "recall", "AUC5": "AUC at 5 px",
+    "recall": "recall", "AUC5": "AUC at 5",
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """``match``: a recipe and photographs to a trained LightGlue, and whether it beats mutual nearest neighbours.
 
-Pairs are made by random homographies (``vispe/data/homographies.py``); the extractor is frozen, its features of all
-views are found once (``features.h5`` in the run's folder). The folder is that of a classifier otherwise, with
+Pairs are made by random homographies (``vispe/data/homographies.py``), or are images with poses and depths
+(``vispe/data/megadepth.py``); the extractor is frozen, its features of all images are found once (``features.h5`` in
+the run's folder). The folder is that of a classifier otherwise, with
 ``examples.png`` (a held-out pair, its matches right and wrong) in the place of ``confusion.png``.
 """
 
@@ -23,9 +24,8 @@ from torch import Tensor, nn
 from vispe import recipe as recipes
 from vispe.classifier import load_trained, write_trained
 from vispe.data.batches import Plan
+from vispe.data.megadepth import DepthSpec, open_posed
 from vispe.files import write_json
-from vispe.geometry.benchmark import homography_dlt
-from vispe.geometry.homography import corner_error
 from vispe.layers.assignment import nearest
 from vispe.losses.matching import IGNORED, matching_loss
 from vispe.metrics.auc import error_auc
@@ -45,17 +45,18 @@ from vispe.train.views import (
     FeatureSpec,
     PairBatch,
     PhotoSpec,
+    Source,
     TrainPairs,
-    each_pair,
     pair_loader,
     photographs,
+    posed_features,
+    read_posed,
     read_views,
     view_features,
 )
 from vispe.weights import build, load
 
 TASK = "match"
-PIXELS = (1, 3, 5)  # of the corner error's AUC
 MATCHABLE = 2.0  # logit of matchability at the start: most points are taken to have a partner
 RATIO = 0.8  # Lowe's, of distances
 SCALE = 50.0  # of cosines at the start: of SIFT, 40 to 80 order dual-softmax matches alike, 20 and 160 worse
@@ -87,11 +88,13 @@ class MatchTrain(TrainSpec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatchRecipe(Spec):
-    """A whole recipe; ``task: match`` tells it from a classifier's."""
+    """A whole recipe; ``task: match`` tells it from a classifier's. ``poses``: images with poses and depths, instead of
+    the photographs of ``data``."""
 
     task: Literal["match"] = "match"
     model: ModelSpec
     data: PhotoSpec = dataclasses.field(default_factory=PhotoSpec)
+    poses: DepthSpec | None = None
     features: FeatureSpec = dataclasses.field(default_factory=FeatureSpec)
     train: MatchTrain = dataclasses.field(default_factory=MatchTrain)
     run: RunSpec = dataclasses.field(default_factory=RunSpec)
@@ -131,42 +134,56 @@ def _knobs(given: ModelSpec) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class PairData:
-    """Features of all views; ``skipped``: a sentence for each photograph that is left out."""
+    """Features of all images; ``skipped``: a sentence for each photograph that is left out."""
 
     train: TrainPairs
     val: EvalPairs
     skipped: tuple[str, ...] = ()
 
     def fingerprint(self) -> dict[str, Any]:
-        """The photographs' count and a hash of their names and keypoints: equal when a run may go on with them."""
+        """The images' count and a hash of their names and keypoints: equal when a run may go on with them."""
         made = {}
-        for part, pairs in (("train", self.train), ("val", self.val)):
-            views = pairs.views
-            told = repr(views.names).encode(errors="replace") + views.keypoints.numpy().tobytes()
-            made[part] = {"images": len(views.names), "sha256": hashlib.sha256(told).hexdigest()}
+        for part, source in (("train", self.train.source), ("val", self.val.source)):
+            told = repr(source.names).encode(errors="replace") + source.keypoints.numpy().tobytes()
+            made[part] = {"images": len(source.names), "sha256": hashlib.sha256(told).hexdigest()}
         return made
 
 
 def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData:
-    """The features of all views in ``folder``, found now where they are not there yet."""
-    data, features, train = recipe.data, recipe.features, recipe.train
-    parts = photographs(data)
+    """The features of all images in ``folder``, found now where they are not there yet."""
+    features = recipe.features
     path = folder / "features.h5" if features.file is None else Path(features.file).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     device = "cpu" if recipe.run.accelerator == "cpu" else "auto"
-    names, skipped = view_features(
-        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, data.corrupt == "refuse"
-    )
+    made = _of_photographs if recipe.poses is None else _of_poses
+    train, val, skipped = made(recipe, path, device)
     tell_left_out(skipped, say)
+    count = recipe.data.val_pairs if recipe.poses is None else recipe.poses.val_pairs
+    return PairData(TrainPairs(train, recipe.train.seed), EvalPairs(val, count), tuple(skipped))
+
+
+def _of_photographs(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Source, list[str]]:
+    data, features, train = recipe.data, recipe.features, recipe.train
+    parts = photographs(data)
+    refuse = data.corrupt == "refuse"
+    names, skipped = view_features(path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse)
     usable = set(names)
     kept = [[photo.name for photo in part if photo.name in usable] for part in parts]
     if not all(kept):
         raise ValueError(f"of {len(parts[0])} + {len(parts[1])} photographs too few can be used: {skipped[0]}")
-    views = [read_views(path, part, data.views, features.max_keypoints) for part in kept]
     limits = (train.positive, train.negative)
-    return PairData(
-        TrainPairs(views[0], train.seed, *limits), EvalPairs(views[1], data.val_pairs, *limits), tuple(skipped)
-    )
+    first, second = (read_views(path, part, data.views, features.max_keypoints, *limits) for part in kept)
+    return first, second, skipped
+
+
+def _of_poses(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Source, list[str]]:
+    spec, features, train = recipe.poses, recipe.features, recipe.train
+    assert spec is not None
+    parts = open_posed(spec)
+    posed_features(path, parts, spec, features, device)
+    given = (features.max_keypoints, spec.pairs * parts[0].scenes, train.positive, train.negative)
+    first, second = (read_posed(path, part, spec, *given) for part in parts)
+    return first, second, []
 
 
 # --- what is learnt ---------------------------------------------------------------------------------------------------
@@ -206,7 +223,7 @@ def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: floa
 
 class Matching(Learning):
     """``matching_loss`` of every layer. ``validated``: its mean as ``loss``, and ``precision``, ``recall`` and ``AUC5``
-    (of the corner error, weighted DLT) of the held-out pairs."""
+    (of what :meth:`Source.error` tells, at 5 of its unit) of the held-out pairs."""
 
     def __init__(self, model: nn.Module, spec: MatchTrain, plan: Plan, out: Path) -> None:
         super().__init__(model, spec, plan, out)
@@ -235,7 +252,7 @@ class Matching(Learning):
             "loss": float(total[0] / total[1].clamp(min=1)),
             "precision": told["precision"],
             "recall": told["recall"],
-            "AUC5": told["auc"][PIXELS.index(5)],
+            "AUC5": told["auc"][pairs.source.limits.index(5)],
         }
 
     def _rates(self) -> dict[str, Any]:
@@ -285,14 +302,14 @@ def mutual(ratio: float | None = None) -> Any:
 
 def scored(pairs: EvalPairs, matched: Any) -> dict[str, Any]:
     """Of all pairs together: ``precision`` (of matches whose point of image 0 is not ignored), ``recall``, ``matches``
-    a pair; ``auc``, of the corner error at ``PIXELS`` with a weighted DLT."""
+    a pair; ``auc`` of the source's errors at its limits."""
     rows = _judged(pairs, matched)
     right, judged = sum(int(row.right.sum()) for row in rows), sum(len(row.right) for row in rows)
     return {
         "precision": right / max(judged, 1),
         "recall": right / max(sum(row.true for row in rows), 1),
         "matches": sum(row.matches for row in rows) / max(len(rows), 1),
-        "auc": [float(value) for value in error_auc([row.error for row in rows], PIXELS)],
+        "auc": [float(value) for value in error_auc([row.error for row in rows], pairs.source.limits)],
     }
 
 
@@ -308,7 +325,7 @@ def precision_at(pairs: EvalPairs, matched: Any, recall: float) -> float | None:
 
 class _Judged(NamedTuple):
     """One pair: the scores of the matches that are judged, which of them are right, how many matches there were, how
-    many true ones there are, and the corner error."""
+    many true ones there are, and the error of what follows."""
 
     scores: np.ndarray
     right: np.ndarray
@@ -318,15 +335,15 @@ class _Judged(NamedTuple):
 
 
 def _judged(pairs: EvalPairs, matched: Any) -> list[_Judged]:
-    rows = []
-    for points0, points1, truth, H in each_pair(pairs):  # noqa: N806
-        found, scores = matched(points0, points1)
-        first, second = points0.keypoints[0].numpy()[found[:, 0]], points1.keypoints[0].numpy()[found[:, 1]]
-        estimate = homography_dlt(first, second, scores.clip(min=0))
-        error = corner_error(estimate.matrix, H, pairs.views.spec.size)
-        partner = truth.numpy()[found[:, 0]]
+    rows, source = [], pairs.source
+    for a, b in pairs.pairs:
+        found, scores = matched(source.alone(a), source.alone(b))
+        first, second = source.real(a)[found[:, 0]], source.real(b)[found[:, 1]]
+        truth, _ = source.labels(a, b)
+        partner = truth[found[:, 0]]
         known = partner != IGNORED
         right = (partner == found[:, 1])[known]
+        error = source.error(a, b, first, second, scores)
         rows.append(_Judged(scores[known], right, len(found), int((truth >= 0).sum()), error))
     return rows
 
@@ -366,9 +383,9 @@ class _Matching(Run):
     """The state of one call of ``match``."""
 
     def _model(self, earlier: dict[str, Any] | None) -> tuple[nn.Module, list[str]]:
-        given, views = self.recipe.model, self.data.train.views
+        given, source = self.recipe.model, self.data.train.source
         knobs = _knobs(given)
-        dims, oriented = views.descriptors.shape[2], views.scales is not None
+        dims, oriented = source.descriptors.shape[2], source.scales is not None
         if given.weights == "fresh" or earlier is not None:
             has = {"input_dim": dims, "scale_and_orientation": oriented}
             if wrong := [name for name in has if knobs.get(name, has[name]) != has[name]]:
@@ -376,7 +393,7 @@ class _Matching(Run):
             model = build(given.name, **{**knobs, **has})
             assert isinstance(model, LightGlue)
             if self.recipe.train.start == "descriptors" and given.weights == "fresh":
-                from_descriptors(model, views.sample())
+                from_descriptors(model, source.sample())
             loaded = [] if earlier is None else list(earlier["loaded"])
         else:
             trained = None if given.weights == "published" else _trained(given.weights)
@@ -393,7 +410,8 @@ class _Matching(Run):
         return model, loaded
 
     def _sizes(self, spec: Any) -> list[tuple[int, int]]:
-        return [self.recipe.data.views.size]
+        h, w = self.data.train.source.sizes[0].int().tolist()
+        return [(h, w)]
 
     def _loaders(self) -> Loaders:
         return Loaders(self.data.train, self.data.val, self.plan, self.workers, pair_loader)
@@ -410,7 +428,7 @@ class _Matching(Run):
 
     def _contents(self) -> str:
         train, val = self.data.train, self.data.val
-        return f"{len(train.views.names)} + {len(val.views.names)} photographs, {len(train)} pairs an epoch"
+        return f"{len(train.source.names)} + {len(val.source.names)} photographs, {len(train)} pairs an epoch"
 
     def _told(self) -> dict[str, Any]:
         return {
@@ -448,8 +466,8 @@ class _Matching(Run):
             "beats": {name: beats(row) for name, row in compared.items()},
             "pairs": len(data.val),
             "data": {
-                "train": len(data.train.views.names),
-                "val": len(data.val.views.names),
+                "train": len(data.train.source.names),
+                "val": len(data.val.source.names),
                 "skipped": list(data.skipped),
             },
             **self._about(rows),
@@ -460,11 +478,12 @@ class _Matching(Run):
         return report
 
     def _say(self, report: dict[str, Any]) -> None:
+        source = self.data.val.source
         for name, told in report["results"].items():
             auc = " / ".join(f"{100 * value:.1f}" for value in told["auc"])
             self.say(
                 f"{name}: precision {told['precision']:.3f}, recall {told['recall']:.3f}, "
-                f"{told['matches']:.0f} matches, AUC at {' / '.join(map(str, PIXELS))} px {auc}"
+                f"{told['matches']:.0f} matches, AUC at {' / '.join(map(str, source.limits))} {source.unit} {auc}"
             )
         for name, row in report["at_equal_recall"].items():
             own = "does not reach it" if row["lightglue"] is None else f"has precision {row['lightglue']:.3f}"
@@ -494,20 +513,21 @@ def draw_pair(path: Path, pairs: EvalPairs, matched: Any) -> None:
     """The keypoints of a held-out pair and their matches: right ones green, wrong ones red."""
     from vispe.train.report import new_figure, write_figure
 
-    points0, points1, truth, _ = next(each_pair(pairs))
-    found, _ = matched(points0, points1)
+    source, (a, b) = pairs.source, pairs.pairs[0]
+    found, _ = matched(source.alone(a), source.alone(b))
+    truth, _ = source.labels(a, b)
     figure = new_figure(9, 3.6)
     axes = figure.add_subplot()
-    h, w = pairs.views.spec.size
-    first, second = points0.keypoints[0].numpy(), points1.keypoints[0].numpy() + np.array([w + 10, 0])
+    (h0, w0), (h1, w1) = (source.sizes[row].tolist() for row in (a, b))
+    first, second = source.real(a), source.real(b) + np.array([w0 + 10, 0])
     for points in (first, second):
         axes.plot(*points.T, ".", color="#999999", markersize=2)
-    right = truth.numpy()[found[:, 0]] == found[:, 1]
+    right = truth[found[:, 0]] == found[:, 1]
     for colour, which in (("#228833", right), ("#cc3311", ~right)):
         lines = np.stack((first[found[which, 0]], second[found[which, 1]]), 1)
         for line in lines:
             axes.plot(*line.T, color=colour, linewidth=0.6)
-    axes.set(xlim=(0, 2 * w + 10), ylim=(h, 0), aspect="equal")
+    axes.set(xlim=(0, w0 + w1 + 10), ylim=(max(h0, h1), 0), aspect="equal")
     axes.set_axis_off()
     axes.set_title(f"{int(right.sum())} of {len(found)} matches are right", fontsize=10)
     write_figure(figure, path)

@@ -18,7 +18,7 @@ LIBRARIES = ("vispe", "torch", "torchvision", "lightning", "numpy", "pillow")
 SCORES = {
     "val_accuracy": "top 1", "val_top5": "top 5", "val_miou": "mIoU", "val_pixel_accuracy": "accuracy", "val_AP": "AP",
     "val_AP50": "AP50", "val_PQ": "PQ", "val_SQ": "SQ", "val_RQ": "RQ",
-    "val_precision": "precision", "val_recall": "recall", "val_AUC5": "AUC at 5 px",
+    "val_precision": "precision", "val_recall": "recall", "val_AUC5": "AUC at 5",
 }  # fmt: skip
 NAMED = 30  # of more classes than this, the axes of the confusion matrix carry no names
 

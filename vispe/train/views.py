@@ -1,4 +1,4 @@
-"""The features of many views of photographs, found once, kept in one file, and the pairs that are made of them.
+"""The features of views of photographs, or of images with poses, found once, kept in one file, and pairs of them.
 
 ``features.h5`` says how it was made; a run that was stopped finds only what is missing. Photographs that cannot be
 read, or have no room for a view, are left out, with a sentence each.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,14 @@ from vispe.data.augment import mixed
 from vispe.data.batches import brought
 from vispe.data.homographies import Size, ViewSpec, drawn, looks, overlap, view
 from vispe.data.images import ImageError, read_image
+from vispe.data.megadepth import DepthSpec, Posed
 from vispe.data.sources import folder_files
-from vispe.extract import features_made
-from vispe.features import Extractor, Features, extractor
-from vispe.geometry.homography import Array
+from vispe.extract import Job, extract_into, features_made
+from vispe.features import Extractor, Features, Look, extractor
+from vispe.geometry.benchmark import homography_dlt, pose_poselib
+from vispe.geometry.depth import depth_ground_truth
+from vispe.geometry.homography import Array, corner_error
+from vispe.geometry.pose import pose_error
 from vispe.losses.matching import IGNORED
 from vispe.metrics.matching import homography_ground_truth
 from vispe.models import EXTRACTORS
@@ -38,6 +42,7 @@ from vispe.store import add_features, as_features
 from vispe.weights.files import sha256
 
 SKIMAGE = "skimage"  # in the place of a folder: scikit-image's photographs
+AS_IT_IS = Look(resize=0)
 BATCH, SECONDS = 64, 5.0  # views are on the disk once so many wait, or so much time has passed
 TRIES = 20  # pairs drawn of a photograph until two views overlap; then whichever came last
 
@@ -84,9 +89,9 @@ class FeatureSpec(Spec):
         if self.max_keypoints < 2:
             raise ValueError(f"features.max_keypoints is at least 2, got {self.max_keypoints}")
 
-    def load(self, device: str) -> Extractor:
+    def load(self, device: str, look: Look = AS_IT_IS) -> Extractor:
         given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "weights": self.weights, "device": device}
-        return extractor(self.name, **given, **self.knobs)
+        return extractor(self.name, look=look, **given, **self.knobs)
 
 
 class Photo(NamedTuple):
@@ -146,54 +151,155 @@ def _photos(root: str) -> list[Photo]:
 # --- features ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Views:
-    """All views of some photographs, padded to one length: view ``k`` of photograph ``p`` is row ``p * views + k``.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Packed:
+    """The features of many images, padded to one length: ``keypoints [n, k, 2]``, ``descriptors [n, k, d]``, ``scales``
+    and ``orientations [n, k]`` where there are any, ``counts [n]``, and the images' ``sizes [n, 2]`` (h, w)."""
 
-    ``keypoints [n, k, 2]``, ``descriptors [n, k, d]``, ``scales`` and ``orientations [n, k]`` where there are any,
-    ``counts [n]``; ``H [n, 3, 3]`` takes a view to its photograph.
-    """
-
-    spec: ViewSpec
     names: tuple[str, ...]
     keypoints: Float[Tensor, "n k 2"]
     descriptors: Float[Tensor, "n k d"]
     scales: Float[Tensor, "n k"] | None
     orientations: Float[Tensor, "n k"] | None
     counts: Int[Tensor, " n"]
-    H: Array
+    sizes: Float[Tensor, "n 2"]
 
     def points(self, rows: Sequence[int]) -> Points:
         """A batch for the matcher."""
         at = torch.as_tensor(rows)
         scales, orientations = (None if t is None else t[at] for t in (self.scales, self.orientations))
-        size = torch.tensor(self.spec.size, dtype=torch.float32).expand(len(at), 2)
-        return Points(self.keypoints[at], self.descriptors[at], size, self.mask(at), scales, orientations)
+        return Points(self.keypoints[at], self.descriptors[at], self.sizes[at], self.mask(at), scales, orientations)
+
+    def alone(self, row: int) -> Points:
+        """One image without padding."""
+        count, points = int(self.counts[row]), self.points([row])
+        scales, orientations = (None if t is None else t[:, :count] for t in (points.scales, points.orientations))
+        return Points(
+            points.keypoints[:, :count], points.descriptors[:, :count], points.size, None, scales, orientations
+        )
 
     def sample(self, most: int = 20000) -> Float[Tensor, "n d"]:
-        """Descriptors of some views, spread over all of them."""
+        """Descriptors of some images, spread over all of them."""
         found = self.descriptors[self.mask(torch.arange(len(self.counts)))]
         return found[:: max(len(found) // most, 1)]
 
     def mask(self, at: Tensor) -> Bool[Tensor, "b k"]:
         return torch.arange(self.keypoints.shape[1]) < self.counts[at][:, None]
 
+    def real(self, row: int) -> Array:
+        """The keypoints of an image, ``[count, 2]``."""
+        return self.keypoints[row, : int(self.counts[row])].double().numpy()
+
+
+class Source(Packed):
+    """Images of which pairs are made; whoever has them says which, what is true of them, and how far off one is."""
+
+    unit = "px"  # of an error
+    limits: tuple[int, ...] = (1, 3, 5)  # of errors, whose AUC is told
+
+    def __len__(self) -> int:
+        """Pairs of an epoch."""
+        raise NotImplementedError
+
+    def pair(self, *chance: int) -> tuple[int, int]:
+        """The rows of two images, by the numbers of ``chance``, the last of which counts the pairs."""
+        raise NotImplementedError
+
+    def labels(self, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+        """The true partner of each real keypoint of either image, as the loss has it."""
+        raise NotImplementedError
+
+    def error(self, a: int, b: int, points0: Array, points1: Array, scores: Array) -> float:
+        """Of what follows from matched points, in ``unit``; infinite where nothing does."""
+        raise NotImplementedError
+
+    def truth(self, a: int, b: int) -> tuple[Tensor, Tensor]:
+        """``labels`` padded; padding is ignored."""
+        made = torch.full((2, self.keypoints.shape[1]), IGNORED)
+        for row, partners in zip(made, self.labels(a, b), strict=True):
+            row[: len(partners)] = torch.from_numpy(partners)
+        return made[0], made[1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Views(Source):
+    """All views of some photographs: view ``k`` of photograph ``p`` is row ``p * views + k``; ``H [n, 3, 3]`` takes a
+    view to its photograph."""
+
+    spec: ViewSpec
+    H: Array
+    positive: float = 3.0
+    negative: float = 3.0
+
+    def __len__(self) -> int:
+        return len(self.names) * max(self.spec.views // 2, 1)
+
+    def pair(self, *chance: int) -> tuple[int, int]:
+        """Two views, that overlap, of photograph ``number % photographs``."""
+        views = self.spec.views
+        first = chance[-1] % len(self.names) * views
+        draw = np.random.default_rng(mixed(*chance, 3))
+        a, b = 0, 1
+        for _ in range(TRIES):
+            a, b = (first + int(k) for k in draw.choice(views, 2, replace=False))
+            if overlap(self.H[a], self.H[b], self.spec) >= self.spec.overlap:
+                break
+        return a, b
+
     def between(self, a: int, b: int) -> Array:
         """The homography from view ``a`` to view ``b`` of one photograph."""
         return np.linalg.inv(self.H[b]) @ self.H[a]
 
-    def truth(self, a: int, b: int, positive: float, negative: float) -> tuple[Tensor, Tensor]:
-        """The partner of each keypoint of both views ``[k]``, as the loss has it; padding is ignored."""
-        given: dict[str, Any] = {"positive": positive, "negative": negative}
-        first, second = (self.keypoints[row, : int(self.counts[row])].numpy() for row in (a, b))
-        found = (
+    def labels(self, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+        given: dict[str, Any] = {"positive": self.positive, "negative": self.negative}
+        first, second = self.real(a), self.real(b)
+        return (
             homography_ground_truth(first, second, self.between(a, b), **given),
             homography_ground_truth(second, first, self.between(b, a), **given),
         )
-        made = torch.full((2, self.keypoints.shape[1]), IGNORED)
-        for row, partners in zip(made, found, strict=True):
-            row[: len(partners)] = torch.from_numpy(partners)
-        return made[0], made[1]
+
+    def error(self, a: int, b: int, points0: Array, points1: Array, scores: Array) -> float:
+        """Of the corners, with a weighted DLT."""
+        estimate = homography_dlt(points0, points1, scores.clip(min=0))
+        return corner_error(estimate.matrix, self.between(a, b), self.spec.size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PosedImages(Source):
+    """Images with poses and depths; distances are in pixels of the images as looked at, ``pixels [n]`` says how many of
+    the image's own one of those spans."""
+
+    unit = "degrees"
+    limits = (5, 10, 20)
+
+    posed: Posed
+    spec: DepthSpec
+    pixels: Array
+    each: int  # pairs of an epoch
+    positive: float = 3.0
+    negative: float = 5.0
+
+    def __len__(self) -> int:
+        return self.each
+
+    def pair(self, *chance: int) -> tuple[int, int]:
+        draw = np.random.default_rng(mixed(*chance, 3))
+        a, b = self.posed.pairs[int(draw.integers(len(self.posed.pairs)))].tolist()
+        return (a, b) if draw.random() < 0.5 else (b, a)
+
+    def labels(self, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+        span, posed = max(self.pixels[a], self.pixels[b]), self.posed
+        return depth_ground_truth(
+            (self.real(a), self.real(b)), (posed.depth(a), posed.depth(b)), (posed.K[a], posed.K[b]),
+            posed.between(a, b), positive=self.positive * span, negative=self.negative * span,
+            epipolar=self.spec.epipolar * span, tolerance=self.spec.tolerance,
+        )  # fmt: skip
+
+    def error(self, a: int, b: int, points0: Array, points1: Array, scores: Array) -> float:
+        """The larger of the angles by which rotation and translation are off, with PoseLib at one pixel."""
+        T, posed = self.posed.between(a, b), self.posed  # noqa: N806
+        found = pose_poselib(points0, points1, posed.K[a], posed.K[b], float(max(self.pixels[a], self.pixels[b])))
+        return pose_error(found.rotation, found.translation, T[:3, :3], T[:3, 3])
 
 
 def view_features(
@@ -229,7 +335,9 @@ def view_features(
     return [photo.name for photo in photos if photo.name not in skipped], list(skipped.values())
 
 
-def read_views(path: Path, names: Sequence[str], views: ViewSpec, most: int) -> Views:
+def read_views(
+    path: Path, names: Sequence[str], views: ViewSpec, most: int, positive: float = 3.0, negative: float = 3.0
+) -> Views:
     """The views of the photographs ``names``, in memory."""
     found: list[Features] = []
     homographies = []
@@ -239,6 +347,35 @@ def read_views(path: Path, names: Sequence[str], views: ViewSpec, most: int) -> 
                 entry = file.read(f"{name}#{k}")
                 homographies.append(np.asarray(entry.attributes["H"], dtype=np.float64).reshape(3, 3))
                 found.append(as_features(entry))
+    about: dict[str, Any] = {"spec": views, "H": np.stack(homographies), "positive": positive, "negative": negative}
+    return Views(names=tuple(names), **_packed(found, most), **about)
+
+
+def posed_features(path: Path, posed: Sequence[Posed], spec: DepthSpec, features: FeatureSpec, device: str) -> None:
+    """Write ``path`` with the features of every image, or what of it is missing; ``ImageError`` for one that cannot be
+    read."""
+    made = features_made(
+        features.name, max_keypoints=features.max_keypoints, resize=spec.resize, side="long", weights=features.weights,
+        **features.knobs,
+    )  # fmt: skip
+    jobs = [Job(name, os.fspath(part.root / name)) for part in posed for name in part.names]
+    with CacheWriter(path, made, keep=True, batch=BATCH, seconds=SECONDS) as writer:
+        extract_into(writer, jobs, lambda: features.load(device, Look(resize=spec.resize)))
+
+
+def read_posed(
+    path: Path, posed: Posed, spec: DepthSpec, most: int, each: int, positive: float = 3.0, negative: float = 5.0
+) -> PosedImages:
+    """The images of ``posed``, in memory; their depths are read when a pair needs them."""
+    with CacheReader(path) as file:
+        found = [as_features(file.read(name)) for name in posed.names]
+    about: dict[str, Any] = {"positive": positive, "negative": negative, "each": each}
+    pixels = np.array([one.pixel for one in found])
+    return PosedImages(names=posed.names, **_packed(found, most), posed=posed, spec=spec, pixels=pixels, **about)
+
+
+def _packed(found: Sequence[Features], most: int) -> dict[str, Any]:
+    """The fields of :class:`Packed` but for the names."""
 
     def padded(field: str) -> Tensor | None:
         parts = [getattr(one, field) for one in found]
@@ -249,14 +386,9 @@ def read_views(path: Path, names: Sequence[str], views: ViewSpec, most: int) -> 
             row[: len(part)] = part
         return whole
 
-    keypoints, descriptors = padded("keypoints"), padded("descriptors")
-    assert keypoints is not None
-    assert descriptors is not None
-    counts = torch.tensor([len(one) for one in found])
-    return Views(
-        views, tuple(names), keypoints, descriptors, padded("scales"), padded("orientations"), counts,
-        np.stack(homographies),
-    )  # fmt: skip
+    made: dict[str, Any] = {name: padded(name) for name in ("keypoints", "descriptors", "scales", "orientations")}
+    made["counts"] = torch.tensor([len(one) for one in found])
+    return made | {"sizes": torch.tensor([one.size for one in found], dtype=torch.float32)}
 
 
 def _found(find: Extractor, image: Tensor, H: Array, views: ViewSpec, chance: int) -> Features:  # noqa: N803
@@ -281,7 +413,7 @@ def _number(name: str) -> int:
 
 
 class PairBatch(NamedTuple):
-    """``points0``, ``points1``: fields of :class:`Points` as tensors; ``matches0``, ``matches1``: the truth."""
+    """Fields of the two images' :class:`Points`, the images' sizes, and the truth ``matches0``, ``matches1``."""
 
     keypoints0: Tensor
     keypoints1: Tensor
@@ -289,7 +421,8 @@ class PairBatch(NamedTuple):
     descriptors1: Tensor
     mask0: Tensor
     mask1: Tensor
-    size: Tensor
+    size0: Tensor
+    size1: Tensor
     matches0: Tensor
     matches1: Tensor
     indices: Tensor
@@ -301,81 +434,58 @@ class PairBatch(NamedTuple):
 
     def sides(self) -> tuple[Points, Points]:
         return (
-            Points(self.keypoints0, self.descriptors0, self.size, self.mask0, self.scales0, self.orientations0),
-            Points(self.keypoints1, self.descriptors1, self.size, self.mask1, self.scales1, self.orientations1),
+            Points(self.keypoints0, self.descriptors0, self.size0, self.mask0, self.scales0, self.orientations0),
+            Points(self.keypoints1, self.descriptors1, self.size1, self.mask1, self.scales1, self.orientations1),
         )
 
 
 class TrainPairs(Dataset[Any]):
-    """Pairs of views by (epoch, number): photograph ``number % photographs``, two views that overlap, drawn anew in
-    every epoch. An epoch has half as many pairs as there are views."""
+    """Pairs by (epoch, number), drawn anew in every epoch."""
 
-    def __init__(self, views: Views, seed: int, positive: float, negative: float) -> None:
-        self.views, self.seed, self.limits = views, seed, (positive, negative)
+    def __init__(self, source: Source, seed: int) -> None:
+        self.source, self.seed = source, seed
 
     def __len__(self) -> int:
-        return len(self.views.names) * max(self.views.spec.views // 2, 1)
-
-    def pair(self, epoch: int, number: int) -> tuple[int, int]:
-        """The rows of two views."""
-        views = self.views.spec.views
-        first = number % len(self.views.names) * views
-        draw = np.random.default_rng(mixed(self.seed, epoch, number, 3))
-        a, b = 0, 1
-        for _ in range(TRIES):
-            a, b = (first + int(k) for k in draw.choice(views, 2, replace=False))
-            if overlap(self.views.H[a], self.views.H[b], self.views.spec) >= self.views.spec.overlap:
-                break
-        return a, b
+        return len(self.source)
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> PairBatch:
-        return pair_batch(self.views, [self.pair(*key) for key in keys], self.limits)
+        return pair_batch(self.source, [self.source.pair(self.seed, *key) for key in keys])
 
 
 class EvalPairs(Dataset[Any]):
-    """``count`` pairs that stay the same, in turn of the photographs; -1 fills a batch."""
+    """``count`` pairs that stay the same; -1 fills a batch."""
 
-    def __init__(self, views: Views, count: int, positive: float, negative: float) -> None:
-        self.views, self.limits = views, (positive, negative)
-        chosen = TrainPairs(views, -1, positive, negative)
-        self.pairs = [chosen.pair(0, k) for k in range(count)]
+    def __init__(self, source: Source, count: int) -> None:
+        self.source = source
+        self.pairs = [source.pair(-1, 0, k) for k in range(count)]
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitems__(self, keys: list[int]) -> PairBatch:
-        made = pair_batch(self.views, [self.pairs[max(key, 0)] for key in keys], self.limits)
+        made = pair_batch(self.source, [self.pairs[max(key, 0)] for key in keys])
         return made._replace(indices=torch.tensor(keys))
 
 
-def pair_batch(views: Views, pairs: Sequence[tuple[int, int]], limits: tuple[float, float]) -> PairBatch:
-    """The pairs of rows with their truth."""
-    first, second = (views.points([pair[side] for pair in pairs]) for side in (0, 1))
-    truth = [views.truth(a, b, *limits) for a, b in pairs]
+def pair_batch(source: Source, pairs: Sequence[tuple[int, int]]) -> PairBatch:
+    """The pairs of rows with their truth; a pair that cannot be made is the batch's ``problem``."""
+    first, second = (source.points([pair[side] for pair in pairs]) for side in (0, 1))
+    problem = ""
+    try:
+        truth = [source.truth(a, b) for a, b in pairs]
+    except ValueError as error:  # a depth map that cannot be read
+        nothing = torch.full((source.keypoints.shape[1],), IGNORED)
+        truth, problem = [(nothing, nothing)] * len(pairs), str(error)
     assert first.mask is not None
     assert second.mask is not None
     return PairBatch(
         first.keypoints, second.keypoints, first.descriptors, second.descriptors, first.mask, second.mask,
-        torch.as_tensor(first.size), torch.stack([t[0] for t in truth]), torch.stack([t[1] for t in truth]),
-        torch.arange(len(pairs)), first.scales, second.scales, first.orientations, second.orientations,
+        torch.as_tensor(first.size), torch.as_tensor(second.size), torch.stack([t[0] for t in truth]),
+        torch.stack([t[1] for t in truth]), torch.arange(len(pairs)), first.scales, second.scales,
+        first.orientations, second.orientations, problem,
     )  # fmt: skip
 
 
 def pair_loader(data: TrainPairs | EvalPairs, batches: Any, workers: int, pinned: bool = False) -> DataLoader[Any]:
     """A loader of ``PairBatch``."""
     return brought(data, batches, workers, pinned, persistent=isinstance(data, TrainPairs))
-
-
-def each_pair(data: EvalPairs) -> Iterator[tuple[Points, Points, Tensor, Array]]:
-    """Every pair by itself, without padding: both images, the truth of image 0, the homography."""
-    for a, b in data.pairs:
-        truth, _ = data.views.truth(a, b, *data.limits)
-        sides = []
-        for row in (a, b):
-            count = int(data.views.counts[row])
-            points = data.views.points([row])
-            cut = [None if t is None else t[:, :count] for t in (points.scales, points.orientations)]
-            sides.append(
-                Points(points.keypoints[:, :count], points.descriptors[:, :count], points.size, None, cut[0], cut[1])
-            )
-        yield sides[0], sides[1], truth[: int(data.views.counts[a])], data.views.between(a, b)
