@@ -376,7 +376,7 @@ def test_a_handful_of_keypoints(pair, limit):
 
 WRONG_LOADS = [
     ({"extractor": "surf"}, r"extractor must be one of aliked_n16, .*superpoint, got 'surf'"),
-    ({"matcher": "flann"}, "matcher must be one of lightglue, mutual_nn, got 'flann'"),
+    ({"matcher": "flann"}, "matcher must be one of lightglue, mutual_nn, loftr, .*got 'flann'"),
     ({"precision": "fp8"}, "precision must be one of fp32, fp16, bf16, got 'fp8'"),
     ({"extractor": "aliked_t16"}, r"no LightGlue was published for aliked_t16's descriptors; use matcher 'mutual_nn'"),
     ({"matcher": "mutual_nn", "adaptive": True}, "mutual_nn has neither weights nor adaptivity"),

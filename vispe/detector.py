@@ -34,7 +34,7 @@ from vispe.segmenter import colours
 from vispe.spec import Spec
 from vispe.truth import true_segments, truth_of
 from vispe.weights import load, published
-from vispe.weights.files import fetched
+from vispe.weights.files import fetched, told
 
 TASK = "detect"
 TOP = 100  # objects of an image
@@ -166,6 +166,11 @@ def published_detector(
         raise ValueError(f"the {spec.num_classes} classes of {name!r} are not COCO's: nobody says here what they mean")
     if weights is not None and "://" in os.fspath(weights):
         weights = fetched(os.fspath(weights))
+    own = told(weights) if weights is not None else {}
+    if own.get("task") == TASK:
+        raise ValueError(
+            f"{os.fspath(weights)!r} was trained here and has its own classes: give it in the place of a model"
+        )
     model = load(name, weights, origin, **knobs).to(device)
     return Detector(model, name, tables[spec.num_classes], *PUBLISHED_SIZES, {})
 

@@ -84,6 +84,18 @@ class Look:
             return resize(image, self.resize, side="exact")
         return resize(image, self.resize or LONG_SIDE, side=self.side if self.resize else "long")
 
+    def at(self, image: Tensor, name: str) -> tuple[Tensor, tuple[float, float]]:
+        """The image as looked at and its scale; ``ImageError`` when it, or what is left of it, is too small."""
+        h, w = image.shape[-2:]
+        check_size(h, w, name)
+        seen, scale = self(image)
+        if min(seen.shape[-2:]) < MINIMUM_SIDE:
+            raise ImageError(
+                f"image {name!r} of {w} x {h} pixels is only {seen.shape[-1]} x {seen.shape[-2]} as looked at, "
+                f"too thin to use: ask for a larger one (--resize N, --side short; --resize 0 takes it as it is)"
+            )
+        return seen, scale
+
 
 class Extractor:
     """A detector and descriptor by name: ``extractor(image) -> Features``. Holds no state that a call changes."""
@@ -94,20 +106,13 @@ class Extractor:
     @torch.inference_mode()
     def __call__(self, image: Tensor, name: str = "image") -> Features:
         """Features of ``image [3, h, w]``; ``ImageError`` when it, or what resizing leaves of it, is too small."""
-        h, w = image.shape[-2:]
-        check_size(h, w, name)
-        seen, scale = self.look(image)
-        if min(seen.shape[-2:]) < MINIMUM_SIDE:
-            raise ImageError(
-                f"image {name!r} of {w} x {h} pixels is only {seen.shape[-1]} x {seen.shape[-2]} as looked at, "
-                f"too thin to use: ask for a larger one (--resize N, --side short; --resize 0 takes it as it is)"
-            )
+        seen, scale = self.look.at(image, name)
         found = self.find(seen.to(self.device))
         return Features(
             keypoints=to_original(found.keypoints, scale),
             scores=found.scores,
             descriptors=found.descriptors,
-            size=(h, w),
+            size=(image.shape[-2], image.shape[-1]),
             pixel=2.0 / (scale[0] + scale[1]),
             scales=getattr(found, "scales", None),
             orientations=getattr(found, "orientations", None),

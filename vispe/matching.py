@@ -20,12 +20,13 @@ from torch import Tensor
 import vispe
 from vispe.data.images import MAX_PIXELS, as_image
 from vispe.data.resizing import rotate90
-from vispe.features import Features, Look, pick_device
+from vispe.detector_free import DetectorFree
+from vispe.features import Extractor, Features, Look, pick_device
 from vispe.features import extractor as load_extractor
 from vispe.geometry.pose import Camera
 from vispe.geometry.robust import BACKENDS, MINIMUM_INLIERS, Backend, Geometry, Model, estimate
 from vispe.layers.assignment import Assignment, nearest
-from vispe.models import EXTRACTORS, MATCHERS
+from vispe.models import DETECTOR_FREE, EXTRACTORS, MATCHERS
 from vispe.models.lightglue import LightGlue, MatchOutput
 from vispe.weights import load
 from vispe.weights.files import told
@@ -49,7 +50,8 @@ class Matches:
 
     ``keypoints0 [m, 2]``, ``keypoints1 [n, 2]``; ``matches [k, 2]`` their index pairs, best score first; ``scores
     [k]``; ``inliers [k]`` agree with ``geometry`` (all False without a model; all True when no geometry was asked for).
-    ``rotation``: by how many degrees image 1 was turned counter-clockwise to match. ``seconds`` by stage.
+    ``rotation``: by how many degrees image 1 was turned counter-clockwise to match. ``seconds`` by stage. A matcher
+    without a detector has no ``extractor`` (None), and its keypoints are the matched points alone.
     """
 
     keypoints0: np.ndarray
@@ -60,7 +62,7 @@ class Matches:
     geometry: Geometry | None
     size0: tuple[int, int]
     size1: tuple[int, int]
-    extractor: str
+    extractor: str | None
     matcher: str
     rotation: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -160,11 +162,12 @@ class Verification:
 class Matcher:
     """A loaded pipeline, ``matcher(image0, image1) -> Matches``; calls change nothing in it, so threads may share one.
 
-    ``extractor``: one of ``EXTRACTORS``; ``matcher``: ``"lightglue"`` or ``"mutual_nn"``; ``resize``, ``side``: the
-    size images are looked at, see ``Look``; ``adaptive``: LightGlue's early stopping and pruning, faster for a few
+    ``extractor``: one of ``EXTRACTORS``; ``matcher``: ``"lightglue"``, ``"mutual_nn"``, or one of ``DETECTOR_FREE``,
+    which matches whole images, takes no extractor and gives at most ``max_keypoints`` matches; ``resize``, ``side``:
+    the size images are looked at, see ``Look``; ``adaptive``: LightGlue's early stopping and pruning, faster for a few
     other matches; ``device``: a torch device or ``"auto"`` (CUDA when there is one); ``precision`` of the matcher;
-    ``weights`` (LightGlue's) and ``extractor_weights``: a path or state dict in place of the published ones; ``knobs``:
-    of the extractor's spec.
+    ``weights`` (the matcher's) and ``extractor_weights``: a path or state dict in place of the published ones;
+    ``knobs``: of the extractor's spec, or of the detector-free matcher's.
     """
 
     def __init__(
@@ -188,16 +191,23 @@ class Matcher:
         network = EXTRACTORS[extractor] if matcher == "lightglue" else None
         if matcher == "lightglue" and network is None:
             network = trained_for(extractor, weights)
-        if matcher != "lightglue" and (adaptive or weights is not None):
-            raise ValueError(f"{matcher} has neither weights nor adaptivity")
+        _check_pairing(extractor, matcher, adaptive, weights, extractor_weights)
         self.matcher_name = matcher
         self.device = pick_device(device)
         self.precision = PRECISIONS[precision]
         look = Look(resize=resize, side=side)
+        self.extract: Extractor | None = None
+        self.whole: DetectorFree | None = None
+        self.network: LightGlue | None = None
+        if matcher in DETECTOR_FREE:
+            self.whole = DetectorFree(
+                matcher, max_matches=max_keypoints, look=look, device=self.device, precision=self.precision,
+                weights=weights, **knobs,
+            )  # fmt: skip
+            return
         self.extract = load_extractor(
             extractor, max_keypoints=max_keypoints, look=look, device=self.device, weights=extractor_weights, **knobs
         )
-        self.network: LightGlue | None = None
         if network is not None:
             loaded = load(network, weights, **(ADAPTIVE if adaptive else {}))
             assert isinstance(loaded, LightGlue)
@@ -229,9 +239,7 @@ class Matcher:
         clock = Clock()
         with clock("read"):
             a, b = (as_image(image, max_pixels=max_pixels) for image in (image0, image1))
-        with clock("extract"):
-            f0 = self.extract(a, names[0])
-        f1, pairs, scores, turns = self._match_turned(f0, b, names[1], str(upright), clock)
+        f0, f1, pairs, scores, turns = self._match_turned(a, b, names, str(upright), clock)
         with clock("verify"):
             order = np.argsort(-scores, kind="stable")
             pairs, scores = pairs[order], scores[order]
@@ -240,11 +248,14 @@ class Matcher:
         return Matches(
             keypoints0=k0, keypoints1=k1, matches=pairs, scores=scores, geometry=model,
             inliers=np.ones(len(pairs), bool) if model is None else model.inliers, size0=f0.size, size1=f1.size,
-            extractor=self.extract.name, matcher=self.matcher_name, rotation=90 * turns, seconds=clock.seconds,
+            extractor=self.extract.name if self.extract else None, matcher=self.matcher_name, rotation=90 * turns,
+            seconds=clock.seconds,
         )  # fmt: skip
 
     def match_features(self, f0: Features, f1: Features) -> tuple[np.ndarray, np.ndarray]:
         """Index pairs ``[k, 2]`` int64 and scores ``[k]`` float32 of two feature sets."""
+        if self.whole is not None:
+            raise ValueError(f"{self.matcher_name} matches images, not features")
         found: Assignment | MatchOutput
         with torch.inference_mode():
             if self.network is None:
@@ -257,23 +268,36 @@ class Matcher:
             return pairs.cpu().numpy(), found.scores0[0, i].float().cpu().numpy()
 
     def _match_turned(
-        self, f0: Features, image1: Tensor, name: str, upright: str, clock: Clock
-    ) -> tuple[Features, np.ndarray, np.ndarray, int]:
-        """Features of image 1 in its own pixels, and its matches, at the wanted or the best rotation; quarter turns."""
+        self, image0: Tensor, image1: Tensor, names: tuple[str, str], upright: str, clock: Clock
+    ) -> tuple[Features, Features, np.ndarray, np.ndarray, int]:
+        """Features of both images in their own pixels and their matches, image 1 turned as wanted or best; quarter
+        turns."""
         size = (image1.shape[-2], image1.shape[-1])
-
-        def attempt(turns: int) -> tuple[Features, np.ndarray, np.ndarray, int]:
+        if self.extract is not None:
             with clock("extract"):
-                f1 = self.extract(rotate90(image1, turns) if turns else image1, name)
+                known = self.extract(image0, names[0])
+
+        def attempt(turns: int) -> tuple[Features, Features, np.ndarray, np.ndarray, int]:
+            turned = rotate90(image1, turns) if turns else image1
+            if self.whole is not None:
+                with clock("match"):
+                    f0, f1 = self.whole(image0, turned, names)
+                    scores = f0.scores.float().cpu().numpy()
+                pairs = np.arange(len(scores)).repeat(2).reshape(-1, 2)
+                return f0, f1.turned_back(turns, size), pairs, scores, turns
+            assert self.extract is not None
+            with clock("extract"):
+                f1 = self.extract(turned, names[1])
             with clock("match"):
-                pairs, scores = self.match_features(f0, f1)
-            return f1.turned_back(turns, size), pairs, scores, turns
+                pairs, scores = self.match_features(known, f1)
+            return known, f1.turned_back(turns, size), pairs, scores, turns
 
         if upright != "auto":
             return attempt(int(upright) // 90)
         best = attempt(0)
-        if len(best[1]) <= FEW * min(len(f0), len(best[0])) or best[2].mean() < UNSURE:
-            best = max((best, *(attempt(turns) for turns in (1, 2, 3))), key=lambda tried: float(tried[2].sum()))
+        f0, f1, _, scores, _ = best
+        if self.whole is not None or len(scores) <= FEW * min(len(f0), len(f1)) or scores.mean() < UNSURE:
+            best = max((best, *(attempt(turns) for turns in (1, 2, 3))), key=lambda tried: float(tried[3].sum()))
         return best
 
 
@@ -342,6 +366,15 @@ class Clock:
         start = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def _check_pairing(extractor: str, matcher: str, adaptive: bool, weights: Any, extractor_weights: Any) -> None:
+    if matcher == "mutual_nn" and (adaptive or weights is not None):
+        raise ValueError(f"{matcher} has neither weights nor adaptivity")
+    if matcher in DETECTOR_FREE and adaptive:
+        raise ValueError(f"{matcher} has no adaptivity")
+    if matcher in DETECTOR_FREE and (extractor != "aliked_n16" or extractor_weights is not None):
+        raise ValueError(f"{matcher} matches whole images: it takes no extractor and no weights of one")
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:

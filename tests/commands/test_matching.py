@@ -342,6 +342,37 @@ def test_demo(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path / "demo")) == ["matches.json", "matches.npz", "matches.png"]
 
 
+def test_a_matcher_without_a_detector(images, tmp_path, capfd):
+    import json
+
+    import numpy as np
+    import torch
+
+    import vispe
+
+    torch.save(vispe.build("loftr_coarse_bmvs").state_dict(), tmp_path / "w.pth")
+    words = (
+        "match",
+        images / "left.png",
+        images / "left.png",
+        "--matcher",
+        "loftr_coarse",
+        "--weights",
+        tmp_path / "w.pth",
+    )
+    assert vispe_(*words, "--resize", 256, "--out", tmp_path / "out") == 0
+    capfd.readouterr()
+    summary = json.loads((tmp_path / "out" / "matches.json").read_text())
+    assert (summary["extractor"], summary["matcher"]) == (None, "loftr_coarse")
+    with np.load(tmp_path / "out" / "matches.npz") as arrays:
+        assert len(arrays["keypoints0"]) == len(arrays["matches"]) == summary["num_matches"]
+    assert "takes no extractor" in complaint_of(capfd, *words, "--extractor", "sift")
+    (tmp_path / "list.txt").write_text("left.png whole.jpg\n")
+    words = ("match-pairs", tmp_path / "list.txt", "--root", images, "--matcher", "loftr", "--out", tmp_path / "run")
+    assert "loftr has no keypoints of an image to keep" in complaint_of(capfd, *words)
+    assert not (tmp_path / "run").exists()
+
+
 # --- match-pairs ------------------------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vispe.layers.assignment import assign, log_assignment, mutual, nearest
+from vispe.layers.assignment import assign, dual_softmax, log_assignment, mutual, nearest, optimal_transport
 
 
 def problem(b: int, m: int, n: int, seed: int, masked: bool) -> tuple[torch.Tensor | None, ...]:
@@ -89,3 +90,42 @@ def test_mutual_nearest_neighbours_by_hand():
     torch.testing.assert_close(found.scores0, torch.tensor([[0.0, 1.0, 0.96]]))
     assert nearest(d0, d1, threshold=0.97).matches0.tolist() == [[-1, 0, -1]]
     assert nearest(d0, d1, budget=1).matches0.tolist() == [[-1, 0, 1]]
+
+
+def test_dual_softmax_is_the_product_of_two():
+    torch.manual_seed(0)
+    m0, m1 = 2 * torch.randn(2, 9, 4), torch.randn(2, 7, 4)
+    sim = m0 @ m1.transpose(1, 2)
+    whole = sim.softmax(1) * sim.softmax(2)
+    for budget in (1, 1 << 20):
+        found = dual_softmax(m0, m1, None, None, 0.2, budget)
+        value, best = whole.max(2)
+        kept = (whole.argmax(1).gather(1, best) == torch.arange(9)) & (value > 0.2)
+        assert 0 < kept.sum() < 18
+        assert torch.equal(found.matches0, torch.where(kept, best, -1))
+        torch.testing.assert_close(found.scores0[kept], value[kept])
+
+
+def test_optimal_transport_moves_all_mass():
+    torch.manual_seed(0)
+    moved = optimal_transport(2 * torch.randn(2, 4, 6), torch.tensor(0.5), 200).exp()
+    torch.testing.assert_close(moved.sum(2), torch.tensor([1.0, 1, 1, 1, 6]).expand(2, 5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(moved.sum(1), torch.tensor([1.0] * 6 + [4]).expand(2, 7), atol=1e-4, rtol=0)
+
+
+def test_optimal_transport_of_one_point_each_by_hand():
+    """Masses 1 and 1 on either side, all similarities 0: a half goes everywhere."""
+    moved = optimal_transport(torch.zeros(1, 1, 1), torch.tensor(0.0), 3).exp()
+    torch.testing.assert_close(moved, torch.full((1, 2, 2), 0.5))
+
+
+def test_optimal_transport_sees_no_padding():
+    torch.manual_seed(0)
+    sim, dustbin = torch.randn(1, 4, 6), torch.tensor(0.3)
+    alone = optimal_transport(sim, dustbin, 5)
+    wide = F.pad(sim, (0, 3, 0, 2), value=9.0)
+    moved = optimal_transport(wide, dustbin, 5, torch.arange(6)[None] < 4, torch.arange(9)[None] < 6)
+    rows, columns = [0, 1, 2, 3, 6], [0, 1, 2, 3, 4, 5, 9]
+    torch.testing.assert_close(moved[:, rows][:, :, columns], alone)
+    assert bool((moved[:, 4:6] == -torch.inf).all())
+    assert bool((moved[:, :, 6:9] == -torch.inf).all())

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vispe.layers.detection import suppress, window_maximum
+from vispe.layers.detection import grey, suppress, window_maximum
 
 
 def pooled(x: torch.Tensor, radius: int) -> torch.Tensor:
@@ -76,3 +76,10 @@ def test_slivers(size: tuple[int, int]) -> None:
     scores = torch.zeros(1, *size)
     scores[0, size[0] // 2, size[1] // 2] = 0.3
     assert torch.equal(suppress(scores, 3), scores)
+
+
+def test_grey_weighs_colours_and_leaves_grey_alone():
+    image = torch.zeros(1, 3, 2, 2)
+    image[0, :, 0, 0], image[0, 0, 1, 1] = 1.0, 1.0
+    torch.testing.assert_close(grey(image), torch.tensor([[[[1.0, 0.0], [0.0, 0.299]]]]))
+    assert torch.equal(grey(image[:, :1]), image[:, :1])

@@ -168,7 +168,7 @@ def write(folder: Path, found: Matches, images: Sequence[Any], names: tuple[str,
         images[1],
         *(torch.from_numpy(array) for array in (found.points0, found.points1, found.scores)),
         inliers=torch.from_numpy(found.inliers) if found.geometry else None,
-        title=f"{found.extractor} + {found.matcher}",
+        title=" + ".join(filter(None, (found.extractor, found.matcher))),
         path=folder / "matches.png",
     )
     arrays = {name: getattr(found, name) for name in ("keypoints0", "keypoints1", "matches", "scores", "inliers")}

@@ -23,9 +23,9 @@ from vispe.data.pairs import Pair, PairSet
 from vispe.evaluate.records import fingerprint, image_key, pair_key, stored
 from vispe.evaluate.team import together
 from vispe.extract import WORKERS, Job, extract_into, features_made
-from vispe.features import Features
+from vispe.features import Extractor, Features
 from vispe.matching import Matcher
-from vispe.models import EXTRACTORS
+from vispe.models import DETECTOR_FREE, EXTRACTORS
 from vispe.progress import track
 from vispe.spec import Spec
 from vispe.store import as_features
@@ -50,6 +50,12 @@ class Pipeline(Spec):
     weights: str | None = None
     extractor_weights: str | None = None
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.matcher in DETECTOR_FREE:
+            raise ValueError(
+                f"{self.matcher} has no keypoints of an image to keep and to score; vispe match takes it, pair by pair"
+            )
 
     def load(self) -> Matcher:
         """The networks; ``ValueError`` or ``WeightsError`` when they cannot be had."""
@@ -96,6 +102,12 @@ def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipel
     matcher = functools.cache(pipeline.load)  # not before there is something to do
     features_by, matches_by = pipeline.made()
     matches_by["benchmark"] = pairs.name
+
+    def find() -> Extractor:
+        extractor = matcher().extract
+        assert extractor is not None
+        return extractor
+
     jobs = [Job(image_key(name, turns), str(pairs.root / name), turns) for name, turns in pairs.images]
     names = [job.name for job in jobs], [pair_key(pair) for pair in pairs.pairs]
     if team.rank == 0:
@@ -106,7 +118,7 @@ def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipel
         out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team
     )
     with images:
-        extract_into(images, team.share(jobs), lambda: matcher().extract, shown=team.rank == 0, **work)
+        extract_into(images, team.share(jobs), find, shown=team.rank == 0, **work)
     with CacheReader(out / "features.h5") as features, matches:
         _match_into(matches, team.share(pairs.pairs), pairs, features, matcher, shown=team.rank == 0)
 

@@ -97,6 +97,50 @@ def assign(
     return mutual(best0, best1, value0.exp(), threshold)
 
 
+def dual_softmax(
+    m0: Float[Tensor, "b m d"],
+    m1: Float[Tensor, "b n d"],
+    mask0: Bool[Tensor, "b m"] | None,
+    mask1: Bool[Tensor, "b n"] | None,
+    threshold: float,
+    budget: int,
+) -> Assignment:
+    """:func:`assign` where every point may have a match: ``softmax(sim, 1) softmax(sim, 2)`` (LoFTR section 3.3)."""
+    return assign(
+        m0, m1, m0.new_full(m0.shape[:2], INF), m1.new_full(m1.shape[:2], INF), mask0, mask1, threshold, budget
+    )
+
+
+def optimal_transport(
+    sim: Float[Tensor, "b m n"],
+    dustbin: Float[Tensor, ""],
+    iterations: int,
+    mask0: Bool[Tensor, "b m"] | None = None,
+    mask1: Bool[Tensor, "b n"] | None = None,
+) -> Float[Tensor, "b m+1 n+1"]:
+    """Log of the transport between points and dustbins, times ``m + n``, after Sinkhorn's ``iterations`` (SuperGlue
+    section 3.2).
+
+    A point has mass 1, a dustbin the mass of all points of the other image; every similarity to a dustbin is
+    ``dustbin``. Padding has no mass: a padded pair gets what it gets alone, and entries of padding are -inf.
+    """
+    b, m, n = sim.shape
+    mask0 = sim.new_ones(b, m, dtype=torch.bool) if mask0 is None else mask0
+    mask1 = sim.new_ones(b, n, dtype=torch.bool) if mask1 is None else mask1
+    with _exact(sim):
+        scores = F.pad(at_least_float32(sim), (0, 1, 0, 1))
+        scores[:, :, -1], scores[:, -1] = dustbin, dustbin
+        real0, real1 = F.pad(mask0, (0, 1), value=True), F.pad(mask1, (0, 1), value=True)
+        scores = scores.masked_fill(~(real0[:, :, None] & real1[:, None]), -INF)
+        mass0, mass1 = scores.new_zeros(b, m + 1), scores.new_zeros(b, n + 1)
+        mass0[:, -1], mass1[:, -1] = mask1.sum(1).log(), mask0.sum(1).log()
+        u, v = torch.zeros_like(mass0), torch.zeros_like(mass1)
+        for _ in range(iterations):
+            u = torch.where(real0, mass0 - (scores + v[:, None]).logsumexp(2), 0.0)
+            v = torch.where(real1, mass1 - (scores + u[:, :, None]).logsumexp(1), 0.0)
+        return scores + u[:, :, None] + v[:, None]
+
+
 def nearest(
     d0: Float[Tensor, "b m d"], d1: Float[Tensor, "b n d"], threshold: float = -1.0, budget: int = 256 << 20
 ) -> Assignment:

@@ -21,6 +21,10 @@ MODELS: dict[str, str] = {
     "lightglue_superpoint": "lightglue",
     "lightglue_sift": "lightglue",
     "lightglue_doghardnet": "lightglue",
+    "loftr_outdoor": "loftr",
+    "loftr_indoor": "loftr",
+    "loftr_indoor_new": "loftr",
+    "loftr_coarse_bmvs": "loftr",
     "vit_tiny_patch16_224": "vit",
     "vit_tiny_patch16_384": "vit",
     "vit_small_patch16_224": "vit",
@@ -115,7 +119,12 @@ EXTRACTORS: dict[str, str | None] = {
     "sift": "lightglue_sift",
     "superpoint": "lightglue_superpoint",
 }
-MATCHERS = ("lightglue", "mutual_nn")
+DETECTOR_FREE = {  # name of the matcher -> the model that matches whole images, without keypoints
+    "loftr": "loftr_outdoor",
+    "loftr_indoor": "loftr_indoor_new",
+    "loftr_coarse": "loftr_coarse_bmvs",
+}
+MATCHERS = ("lightglue", "mutual_nn", *DETECTOR_FREE)
 
 
 def list_models() -> list[str]:

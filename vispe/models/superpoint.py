@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vispe.layers.detection import PointFeatures, suppress
+from vispe.layers.detection import PointFeatures, grey, suppress
 from vispe.spec import Spec
 
 CELL = 8
-LUMA = (0.299, 0.587, 0.114)  # Rec. 601, the weights of the training pictures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ class SuperPoint(nn.Module):
         self._check(image)
         if min(image.shape[-2:]) < CELL:
             return [self._nothing(image) for _ in image]
-        cells = self.encode(_grey(image))
+        cells = self.encode(grey(image))
         scores = suppress(self.score(cells), self.spec.nms_radius)
         found = [self._strongest(one) for one in scores]
         dense = self.describe(cells)
@@ -139,14 +138,6 @@ def _conv3(width_in: int, width_out: int) -> nn.Conv2d:
 
 def _relu(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return F.relu(conv(x), inplace=True)
-
-
-def _grey(image: Tensor) -> Tensor:
-    """``[b, 1 or 3, h, w]`` to ``[b, 1, h, w]``, channels last: the convolutions follow (a third faster on a CPU)."""
-    if image.shape[1] == 3:
-        red, green, blue = LUMA
-        image = red * image[:, 0:1] + green * image[:, 1:2] + blue * image[:, 2:3]
-    return image[:, 0, :, :, None].permute(0, 3, 1, 2)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -174,7 +174,8 @@ def open_looked_through(spec: CocoSpec, say: Say = print) -> SceneData:
             data, broken = sound_scenes(data, spec.corrupt, progress)
         objects = sum(int((~data[i].crowd).sum()) for i in range(len(data)))
         if not objects:
-            raise ValueError(f"the {len(data)} {what} images of {data.annotations} have no objects")
+            more = " (data.val_part, or data.val, gives others)" * (what == "validation")
+            raise ValueError(f"the {len(data)} {what} images of {data.annotations} have no objects{more}")
         skipped += [*data.problems, *broken]
         parts.append(data)
         for note in data.notes:

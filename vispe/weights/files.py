@@ -24,7 +24,7 @@ from vispe.paths import cache_dir, shared
 from vispe.weights.convert import WeightsError
 
 TIMEOUT = (10, 60)  # seconds to wait for a connection, and for the next bytes
-WRAPPERS = ("state_dict", "model", "extractor")  # keys under which files keep their state dict
+WRAPPERS = ("state_dict", "model_state_dict", "model", "extractor")  # keys under which files keep their state dict
 
 
 def facts(name: str) -> dict[str, Any]:
