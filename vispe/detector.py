@@ -166,11 +166,8 @@ def published_detector(
         raise ValueError(f"the {spec.num_classes} classes of {name!r} are not COCO's: nobody says here what they mean")
     if weights is not None and "://" in os.fspath(weights):
         weights = fetched(os.fspath(weights))
-    own = told(weights) if weights is not None else {}
-    if own.get("task") == TASK:
-        raise ValueError(
-            f"{os.fspath(weights)!r} was trained here and has its own classes: give it in the place of a model"
-        )
+    if weights is not None and told(weights).get("task") == TASK:
+        raise ValueError(f"{os.fspath(weights)!r} was trained here, on classes of its own: give it as CHECKPOINT")
     model = load(name, weights, origin, **knobs).to(device)
     return Detector(model, name, tables[spec.num_classes], *PUBLISHED_SIZES, {})
 

@@ -252,3 +252,24 @@ def test_two_processes_score_the_same_to_the_byte(root, tmp_path, whole):
         assert one.names() == two.names()
         for name in one.names():
             assert all(np.array_equal(a, two.read(name).arrays[k]) for k, a in one.read(name).arrays.items())
+
+
+def test_other_files_are_not_written_over(tmp_path):
+    """A training's folder and another evaluation's are refused; one's own is gone on with."""
+    from vispe.evaluate.scenes import check_folder
+
+    about = {"checkpoint": "a", "annotations": "x.json"}
+    check_folder(tmp_path / "nowhere", "coco-detection", about)
+    (tmp_path / "report.json").write_text(json.dumps({"task": "coco-detection", **about}))
+    check_folder(tmp_path, "coco-detection", about)
+    for task, other, said in (
+        ("semantic", about, "task 'coco-detection', not 'semantic'"),
+        ("coco-detection", {**about, "annotations": "y.json"}, "annotations 'x.json', not 'y.json'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_folder(tmp_path, task, other)
+    (tmp_path / "report.json").write_text(json.dumps({"results": [{"task": "semantic", **about}]}))
+    check_folder(tmp_path, "semantic", about)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a training run; give --out another folder"):
+        check_folder(tmp_path, "semantic", about)

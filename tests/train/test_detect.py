@@ -321,6 +321,30 @@ def test_bad_data_is_named(given, tmp_path, what):
     assert not (tmp_path / "run").exists()
 
 
+def test_masks_need_outlines(given, tmp_path):
+    root = write_coco(tmp_path / "d")
+    path = root / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    del content["annotations"][3]["segmentation"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"instances_train2017\.json: 1 objects have no outline"):
+        detect(given(root=root, of=MASKS), tmp_path / "run", say=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_annotations_that_are_left_out_are_said_once(tmp_path):
+    root = write_coco(tmp_path / "d")
+    path = root / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+    path.write_text(json.dumps(content))
+    said = []
+    data = open_looked_through(CocoSpec(root=str(root), corrupt="skip", val=None), said.append)
+    assert len(said) == len(data.skipped) == 1
+    assert "1 of its entries are left out, first: " in said[0]
+    assert "zero area" in said[0]
+
+
 def test_what_is_left_out_is_said(tmp_path):
     root = write_coco(tmp_path / "d")
     (root / "train2017" / "3.png").write_text("junk")

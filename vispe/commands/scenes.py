@@ -93,19 +93,24 @@ def first(count: int, limit: int | None) -> range:
 def run_coco(options: Options) -> None:
     needs("pycocotools", "faster_coco_eval", extra="detect")
     from vispe.data.coco import open_coco
+    from vispe.data.coco_parts import sound_scenes
     from vispe.evaluate.scenes import Objects, evaluate_scenes
 
     with busy("opening"):
         data = open_coco(options.images, options.annotations, pngs=options.pngs, bad=options.bad)
         data = data.subset(first(len(data), options.limit))
+        broken: list[str] = []
+        if options.bad == "skip":  # else the first that cannot be read ends the run
+            data, broken = sound_scenes(data, "skip")
         network = detector_of(options)
         work = Objects(options.kind, network, data, options.partial)
-    about = {"checkpoint": None if options.checkpoint is None else str(options.checkpoint), "weights": options.weights}
+    given = {name: getattr(options, name) for name in ("checkpoint", "weights", "annotations")}
+    about = {name: None if value is None else str(value) for name, value in given.items()}
     reports = evaluate_scenes([work], options.out, about, **_shared(options))
     if reports is not None:
         print(f"{network.name}, {len(data)} image{'s' * (len(data) != 1)} of {options.annotations}")
-        if data.problems:
-            print(f"not used: {len(data.problems)}, first {data.problems[0]}")
+        if unused := [*data.problems, *broken]:
+            print(f"not used: {len(unused)}, first {unused[0]}")
         tell(reports, options.out)
 
 

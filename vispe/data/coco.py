@@ -184,7 +184,7 @@ def open_coco(
     reading = _Reading(folder, path, content := _content(path))
     if bad == "refuse" and reading.problems:
         others = f" (and {len(reading.problems) - 1} more)" if len(reading.problems) > 1 else ""
-        raise ValueError(f"{reading.problems[0]}{others}; data.corrupt=skip in a recipe, --bad skip in evaluate, go on without")
+        raise ValueError(f"{reading.problems[0]}{others}; data.corrupt=skip, or --bad skip, goes on without")
     if not reading.numbers:
         raise ValueError(f"{path}: none of its {len(content['images'])} images can be used")
     made = reading.made(Path(pngs).expanduser() if pngs is not None else path.with_suffix(""))

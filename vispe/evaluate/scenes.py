@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -264,6 +265,7 @@ def evaluate_scenes(
     into each. But for their ``timing``, reports follow from the network, the data and the kind of machine.
     """
     pick_device(device)  # before there is a folder
+    check_folder(out, works[0].task, about)
     done = []
     for work in works:
         predictions = out / f"predictions{work.suffix}.h5"
@@ -281,3 +283,20 @@ def evaluate_scenes(
         reports.append({"task": work.task, **about, **scored.report(), "examples": examples})
     write_json(out / "report.json", {"results": reports} if works[0].task == "semantic" else reports[0])
     return reports
+
+
+def check_folder(out: Path, task: str, about: Mapping[str, Any]) -> None:
+    """``ValueError`` for a folder with files of a training or of another evaluation: they would be written over."""
+    if (out / "run.json").exists():
+        raise ValueError(f"{os.fspath(out)!r} holds a training run; give --out another folder")
+    try:
+        report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        report = {}
+    earlier = report.get("results", [report])[0] if isinstance(report, dict) else {}
+    wanted = {"task": task, **about}
+    if odd := [name for name, value in wanted.items() if earlier.get(name) != value]:
+        told = f"{odd[0]} {earlier.get(odd[0])!r}, not {wanted[odd[0]]!r}"
+        raise ValueError(f"{os.fspath(out)!r} holds another evaluation ({told}); give --out another folder")

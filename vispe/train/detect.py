@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
@@ -133,6 +134,9 @@ def detect(
         return done
     _check_model(recipe)
     data = open_looked_through(recipe.data, say) if data is None else data
+    if isinstance(variant(recipe.model), Mask2FormerSpec):
+        for part in (data.train, data.val):
+            _check_outlines(part)
     return carried_out(_Detecting, recipe, folder, data, say)
 
 
@@ -142,6 +146,12 @@ def _check_model(recipe: DetectRecipe) -> None:
     spec, world = variant(recipe.model).but(**knobs), recipe.run.devices * recipe.run.num_nodes
     if world > 1 and spec.norm == "batch" and isinstance(spec, Mask2FormerSpec) and not recipe.train.see_padding:
         raise ValueError("batch norms over several processes need train.see_padding=true: one pass for a whole batch")
+
+
+def _check_outlines(data: Coco) -> None:
+    bare = int((np.diff(data.cuts) == 0).sum()) if data.kind == "instances" else 0
+    if bare:
+        raise ValueError(f"{data.annotations}: {bare} objects have no outline to learn a mask from; a DETR needs none")
 
 
 # --- the images -------------------------------------------------------------------------------------------------------
@@ -176,11 +186,14 @@ def open_looked_through(spec: CocoSpec, say: Say = print) -> SceneData:
         if not objects:
             more = " (data.val_part, or data.val, gives others)" * (what == "validation")
             raise ValueError(f"the {len(data)} {what} images of {data.annotations} have no objects{more}")
-        skipped += [*data.problems, *broken]
+        told = [problem for problem in data.problems if problem not in skipped]  # parts of one file share these
+        if told:
+            say(f"{data.annotations}: {len(told)} of its entries are left out, first: {told[0]}")
+        tell_left_out(broken, say)
+        skipped += [*told, *broken]
         parts.append(data)
         for note in data.notes:
             say(note)
-    tell_left_out(skipped, say)
     return SceneData(parts[0], parts[1], tuple(skipped))
 
 
