@@ -84,6 +84,11 @@ class Detector:
         """The labels that can be counted."""
         return [label for label, category in enumerate(self.categories) if category.thing]
 
+    @property
+    def tells_segments(self) -> bool:
+        """Whether it knows stuff: then it has a panoptic map besides the objects."""
+        return self.draws and len(self.things) < len(self.categories)
+
     def output(self, batch: SceneBatch) -> Any:
         """What the network says of a batch, padding kept out of it; for the other functions to read."""
         spec: Any = self.model.spec
@@ -112,15 +117,10 @@ class Detector:
     def shown(self, output: Any, batch: SceneBatch, threshold: float = 0.5) -> list[Shown]:
         """What a picture has of each image: objects above ``threshold``, or, where some classes are no things, the
         segments of the panoptic map."""
-        if not self.draws or len(self.things) == len(self.categories):
+        if not self.tells_segments:
             made = self.objects(output, batch, threshold)
-            return [Shown(one.labels, one.boxes, one.scores, _decoded(one)) for one in made]
-        found = []
-        for one in self.panoptic(output, batch, threshold):
-            masks = _array(one.ids) == np.array([s.id for s in one.segments], dtype=np.int64).reshape(-1, 1, 1)
-            labels, scores = (np.array([getattr(s, key) for s in one.segments]) for key in ("label", "score"))
-            found.append(Shown(labels.astype(np.int64), around(masks), scores, masks))
-        return found
+            return [Shown(one.labels, one.boxes, one.scores, decoded(one)) for one in made]
+        return [segments_of(one) for one in self.panoptic(output, batch, threshold)]
 
     def semantic(self, output: Any, batch: SceneBatch) -> list[Int[Tensor, "h w"]]:
         """The label of every pixel."""
@@ -170,6 +170,13 @@ def published_detector(
         raise ValueError(f"{os.fspath(weights)!r} was trained here, on classes of its own: give it as CHECKPOINT")
     model = load(name, weights, origin, **knobs).to(device)
     return Detector(model, name, tables[spec.num_classes], *PUBLISHED_SIZES, {})
+
+
+def segments_of(found: Panoptic) -> Shown:
+    """The segments of a panoptic map, in its order, each with its mask and the box around it."""
+    masks = _array(found.ids) == np.array([s.id for s in found.segments], dtype=np.int64).reshape(-1, 1, 1)
+    labels = np.array([s.label for s in found.segments], dtype=np.int64)
+    return Shown(labels, around(masks), np.array([s.score for s in found.segments], dtype=np.float64), masks)
 
 
 def around(masks: Bool[np.ndarray, "n h w"]) -> Float[np.ndarray, "n 4"]:
@@ -291,7 +298,7 @@ def pictured(
     return draw_bounding_boxes(image, torch.from_numpy(boxes[things]), labels=told, colors=shown, width=2)
 
 
-def _decoded(found: Found) -> Bool[np.ndarray, "n h w"] | None:
+def decoded(found: Found) -> Bool[np.ndarray, "n h w"] | None:
     """Masks as pixels; None where there are none."""
     return np.stack([mask(rle, rle["size"]) for rle in found.masks]) if found.masks else None
 

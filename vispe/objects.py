@@ -17,7 +17,7 @@ from torch import Tensor
 from vispe.data.coco_results import detection_records, panoptic_record, write_png
 from vispe.data.images import ImageError, read_image
 from vispe.data.scenes import SceneBatch, evaluation_transform, finished, padded, scene
-from vispe.detector import Detector, Shown, pictured
+from vispe.detector import Detector, Shown, decoded, pictured, segments_of
 from vispe.files import write_atomically, write_json
 from vispe.metrics.detection import Found
 from vispe.models.mask2former import Panoptic
@@ -56,11 +56,6 @@ def predict_objects(detector: Detector, paths: Sequence[str], threshold: float |
             yield Seen(path=path, problem=f"{path!r}: {error}")
 
 
-def tells_segments(detector: Detector) -> bool:
-    """Whether it knows stuff: then a panoptic map is told beside the objects."""
-    return detector.draws and len(detector.things) < len(detector.categories)
-
-
 def batch_of(detector: Detector, image: UInt8[Tensor, "3 h w"]) -> SceneBatch:
     """A batch of one image as the detector is shown it."""
     it: Any = scene(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), None)
@@ -73,11 +68,11 @@ def batch_of(detector: Detector, image: UInt8[Tensor, "3 h w"]) -> SceneBatch:
 def _seen(detector: Detector, path: str, image: UInt8[Tensor, "3 h w"], threshold: float | None) -> Seen:
     batch = batch_of(detector, image)
     output = detector.output(batch)
-    stuff = tells_segments(detector)
-    clear = CLEAR if threshold is None else threshold
-    (objects,) = detector.objects(output, batch, SURE if threshold is None else threshold)
-    (shown,) = detector.shown(output, batch, clear if stuff else SURE if threshold is None else threshold)
-    panoptic = detector.panoptic(output, batch, clear)[0] if stuff else None
+    sure, clear = (least if threshold is None else threshold for least in (SURE, CLEAR))
+    (objects,) = detector.objects(output, batch, sure)
+    panoptic = detector.panoptic(output, batch, clear)[0] if detector.tells_segments else None
+    shown = Shown(objects.labels, objects.boxes, objects.scores, decoded(objects))
+    shown = shown if panoptic is None else segments_of(panoptic)
     named = np.array([bool(category.name) for category in detector.categories])
     objects, shown = (_kept(some, named[some.labels]) for some in (objects, shown))
     return Seen(path=path, image=image, objects=objects, panoptic=panoptic, shown=shown)

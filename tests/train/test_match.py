@@ -212,12 +212,12 @@ def test_mutual_neighbours_and_their_ratio_by_hand():
 
 def test_precision_at_a_recall_by_hand(monkeypatch):
     """Of the surest matches right, wrong, right, right there are 4 true: half of them are found with the third."""
-    row = module._Judged(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, True]), 4, 4, 1.0)
-    monkeypatch.setattr(module, "_judged", lambda *_: [row])
-    assert module.precision_at(None, None, 0.25) == 1.0
-    assert module.precision_at(None, None, 0.5) == 2 / 3
-    assert module.precision_at(None, None, 0.75) == 3 / 4
-    assert module.precision_at(None, None, 1.0) is None
+    row = module.Judged(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, True]), 4, 4, 1.0)
+    monkeypatch.setattr(module, "judged", lambda *_: [row])
+    assert module.precision_at([row], 0.25) == 1.0
+    assert module.precision_at([row], 0.5) == 2 / 3
+    assert module.precision_at([row], 0.75) == 3 / 4
+    assert module.precision_at([row], 1.0) is None
     told = module.scored(SimpleNamespace(source=Views), None)
     assert (told["precision"], told["recall"], told["matches"]) == (3 / 4, 3 / 4, 4)
 

@@ -157,7 +157,7 @@ def run_predict_objects(options: Options) -> None:
     needs("pycocotools", extra="detect")
     from vispe.classifier import image_paths
     from vispe.features import pick_device
-    from vispe.objects import predict_objects, tells_segments, write_seen
+    from vispe.objects import predict_objects, write_seen
     from vispe.segmenter import names_for
 
     device, paths, folder = pick_device(options.device), image_paths(options.images), options.out or Path("out/predict")
@@ -175,5 +175,5 @@ def run_predict_objects(options: Options) -> None:
     for problem in problems:
         complain("vispe predict", problem)
     unread = f", {len(problems)} could not be read" if problems else ""
-    what = "segments" if tells_segments(detector) else "objects"
+    what = "segments" if detector.tells_segments else "objects"
     print(f"wrote {folder}: {len(paths) - len(problems)} images, {found} {what}{unread}")

@@ -202,17 +202,21 @@ class Photograph:
 Maker = Callable[[int], Photograph]  # of the size
 
 
-def _skimage() -> list[Maker]:
+def photograph(name: str) -> NDArray[Any]:
+    """The pixels of one of ``PHOTOGRAPHS``; of a stereo pair the left. ``ValueError`` without scikit-image."""
     try:
         import skimage.data as data
     except ImportError as error:
         raise ValueError("the photographs come with scikit-image: pip install 'vispe[demo]'") from error
+    found = getattr(data, name)()
+    return np.ascontiguousarray(found[0] if isinstance(found, tuple) else found)
 
+
+def _skimage() -> list[Maker]:
     def make(name: str, size: int) -> Photograph:
         from vispe.data.images import as_image
 
-        found = getattr(data, name)()
-        array = np.ascontiguousarray(found[0] if isinstance(found, tuple) else found)  # the left of a stereo pair
+        array = photograph(name)
         return Photograph(name, hashlib.sha256(array.tobytes()).hexdigest(), partial(as_image, array), size)
 
     return [partial(make, name) for name in PHOTOGRAPHS]

@@ -14,11 +14,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from vispe.cache import CacheReader
-from vispe.data import rle
 from vispe.data.coco import Coco
 from vispe.data.images import read_image
 from vispe.data.segmentation import SemanticImages
-from vispe.detector import pictured
+from vispe.detector import decoded, pictured
 from vispe.evaluate.scene_records import chosen, classes, entry_of, network_of, unpack
 from vispe.evaluate.scene_score import DRAWN, outlined, painted_classes
 from vispe.files import write_atomically
@@ -55,8 +54,7 @@ def _objects(reader: CacheReader, data: Coco, i: int) -> Both:
     masks = sample.masks()[keep] if found.masks is not None and outlined(data) else None
     boxes = sample.boxes[keep].astype(np.float64)
     truth = pictured(image, data.categories, sample.labels[keep], boxes, None, masks)
-    made = np.stack([rle.mask(mask, sample.size) for mask in found.masks]) if found.masks else None
-    return truth, pictured(image, data.categories, found.labels, found.boxes, found.scores, made)
+    return truth, pictured(image, data.categories, found.labels, found.boxes, found.scores, decoded(found))
 
 
 def _areas(reader: CacheReader, images: SemanticImages, i: int) -> Both:

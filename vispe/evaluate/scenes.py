@@ -28,7 +28,7 @@ from vispe.data.rle import encode
 from vispe.data.scenes import EvalScenes, SceneBatch, scene_loader
 from vispe.data.segmentation import SemanticImages
 from vispe.data.segmentation_batches import SemanticBatch, SemanticEvalSet, semantic_loader
-from vispe.detector import TOP, Detector, around
+from vispe.detector import TOP, Detector, around, segments_of
 from vispe.evaluate.scene_examples import draw_examples
 from vispe.evaluate.scene_records import Classes, Task, classes, entry_of, pack
 from vispe.evaluate.scene_score import Scored, chosen_examples, forget, score_classes, score_objects
@@ -111,13 +111,8 @@ class Objects:
         output = self.network.output(batch)
         if self.task == "coco-detection":
             return list(zip(self.network.objects(output, batch), sizes, strict=True))
-        found = []
-        for one in self.network.panoptic(output, batch):
-            numbers = np.array([segment.id for segment in one.segments], dtype=np.int64)
-            masks = one.ids.cpu().numpy() == numbers[:, None, None]
-            labels = np.array([segment.label for segment in one.segments], dtype=np.int64)
-            scores = np.array([segment.score for segment in one.segments], dtype=np.float64)
-            found.append(Found(around(masks), labels, scores, encode(masks)))
+        shown = [segments_of(one) for one in self.network.panoptic(output, batch)]
+        found = [Found(one.boxes, one.labels, one.scores, encode(one.masks)) for one in shown]  # type: ignore[arg-type]
         return list(zip(found, sizes, strict=True))
 
     def score(self, predictions: Path, out: Path) -> Scored:

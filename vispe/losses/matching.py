@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-UNMATCHABLE, IGNORED = -1, -2
+from vispe.geometry.depth import IGNORED, UNMATCHABLE
 
 
 class MatchLoss(NamedTuple):

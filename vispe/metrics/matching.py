@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vispe.geometry.depth import IGNORED, UNMATCHABLE
 from vispe.geometry.homography import Array, as_matrix, as_points, warp_points
 from vispe.metrics.auc import as_errors
 
-UNMATCHABLE, IGNORED = -1, -2
 CELLS = 1 << 20  # of the table of distances, looked at together: a few times 8 MiB, however many keypoints there are
 
 

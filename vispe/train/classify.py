@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,21 +47,42 @@ def fit(
     before, instead of opening the recipe's. ``ValueError``, before anything is trained: what does not fit together.
     ``NotFiniteError`` (a ``ValueError``) when the loss is no number any more.
     """
-    folder = Path(out)
-    done = finished_report(folder, recipe)
-    if done is not None:
-        say(f"this run is finished; its report is {folder / 'report.json'}")
-        return done
-    model_overrides(recipe.model)  # a mistake in these shall not wait for the images
-    data = open_checked(recipe.data, say) if data is None else data
-    return carried_out(Run, recipe, folder, data, say)
+    return carried_out(
+        Run,
+        recipe,
+        out,
+        data,
+        say,
+        check=lambda: model_overrides(recipe.model),
+        opened=lambda folder: open_checked(recipe.data, say),
+    )
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def carried_out(kind: type[Run], recipe: Any, folder: Path, data: Any, say: Say) -> dict[str, Any]:
-    """The report of a run; torch's and Lightning's settings are left as they were."""
+def carried_out(
+    kind: type[Run],
+    recipe: Any,
+    out: str | os.PathLike[str],
+    data: Any,
+    say: Say,
+    check: Callable[[], object],
+    opened: Callable[[Path], Any],
+) -> dict[str, Any]:
+    """The report of a run of any task in the folder ``out``, be it finished, begun or new; torch's and Lightning's
+    settings are left as they were.
+
+    ``check`` refuses what is wrong in the model's knobs, which shall not wait for the images; ``opened`` brings these
+    where ``data`` is None.
+    """
+    folder = Path(out)
+    done = finished_report(folder, recipe)
+    if done is not None:
+        say(f"this run is finished; its report is {folder / 'report.json'}")
+        return done
+    check()
+    data = opened(folder) if data is None else data
     with torch.random.fork_rng(), _quiet_lightning():
         torch.manual_seed(recipe.train.seed)
         try:

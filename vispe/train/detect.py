@@ -43,7 +43,6 @@ from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Average, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
-from vispe.train.folder import finished_report
 from vispe.train.loaders import Loaders, Say, looking_through, tell_left_out
 from vispe.train.module import Learning
 from vispe.train.report import draw_curves, new_figure, write_figure
@@ -115,9 +114,7 @@ class DetectRecipe(Spec):
     run: RunSpec = dataclasses.field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        check_together(self.train, self.run)
-        if self.run.strategy == "fsdp":
-            raise ValueError("run.strategy=fsdp shards the blocks of a ViT; detection trains with ddp")
+        check_together(self.train, self.run, only_ddp="detection trains")
 
 
 def detect(
@@ -127,21 +124,19 @@ def detect(
 
     Goes on, refuses and stops as ``vispe.train.classify.fit`` does.
     """
-    folder = Path(out)
-    done = finished_report(folder, recipe)
-    if done is not None:
-        say(f"this run is finished; its report is {folder / 'report.json'}")
-        return done
-    _check_model(recipe)
-    data = open_looked_through(recipe.data, say) if data is None else data
-    if isinstance(variant(recipe.model), Mask2FormerSpec):
-        for part in (data.train, data.val):
-            _check_outlines(part)
-    return carried_out(_Detecting, recipe, folder, data, say)
+    return carried_out(
+        _Detecting,
+        recipe,
+        out,
+        data,
+        say,
+        check=lambda: _check_model(recipe),
+        opened=lambda folder: open_looked_through(recipe.data, say),
+    )
 
 
 def _check_model(recipe: DetectRecipe) -> None:
-    """A mistake in the model's knobs shall not wait for the images."""
+    """``ValueError`` for knobs that are wrong, or do not go with the run."""
     knobs = model_overrides(recipe.model, SPECS)
     spec, world = variant(recipe.model).but(**knobs), recipe.run.devices * recipe.run.num_nodes
     if world > 1 and spec.norm == "batch" and isinstance(spec, Mask2FormerSpec) and not recipe.train.see_padding:
@@ -278,6 +273,9 @@ class _Detecting(Run):
 
     def _model(self, earlier: dict[str, Any] | None) -> tuple[nn.Module, list[str]]:
         given, classes = self.recipe.model, len(self.data.train.categories)
+        if isinstance(variant(given), Mask2FormerSpec):
+            for part in (self.data.train, self.data.val):
+                _check_outlines(part)
         if given.spec.get("num_classes", classes) != classes:
             raise ValueError(f"model.num_classes is {given.spec['num_classes']}, the data has {classes} classes")
         if earlier is not None:

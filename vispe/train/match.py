@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -34,7 +35,6 @@ from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
-from vispe.train.folder import finished_report
 from vispe.train.loaders import Loaders, Say, tell_left_out
 from vispe.train.module import Learning
 from vispe.train.report import draw_curves
@@ -100,9 +100,7 @@ class MatchRecipe(Spec):
     run: RunSpec = dataclasses.field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        check_together(self.train, self.run)
-        if self.run.strategy == "fsdp":
-            raise ValueError("run.strategy=fsdp shards the blocks of a ViT; matchers train with ddp")
+        check_together(self.train, self.run, only_ddp="matchers train")
 
 
 def match(
@@ -112,14 +110,15 @@ def match(
 
     Goes on, refuses and stops as ``vispe.train.classify.fit`` does.
     """
-    folder = Path(out)
-    done = finished_report(folder, recipe)
-    if done is not None:
-        say(f"this run is finished; its report is {folder / 'report.json'}")
-        return done
-    _knobs(recipe.model)  # a mistake in these shall not wait for the images
-    data = found_pairs(recipe, folder, say) if data is None else data
-    return carried_out(_Matching, recipe, folder, data, say)
+    return carried_out(
+        _Matching,
+        recipe,
+        out,
+        data,
+        say,
+        check=lambda: _knobs(recipe.model),
+        opened=lambda folder: found_pairs(recipe, folder, say),
+    )
 
 
 def _knobs(given: ModelSpec) -> dict[str, Any]:
@@ -228,7 +227,6 @@ class Matching(Learning):
     def __init__(self, model: nn.Module, spec: MatchTrain, plan: Plan, out: Path) -> None:
         super().__init__(model, spec, plan, out)
         self._sums = torch.zeros(2)
-        self._rows: list[tuple[float, float, float]] = []
 
     def loss_of(self, batch: PairBatch, batch_idx: int) -> Tensor:
         network, spec = cast(LightGlue, self.model), cast(MatchTrain, self.spec)
@@ -237,7 +235,6 @@ class Matching(Learning):
 
     def on_validation_epoch_start(self) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        self._rows = []
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         real = batch.indices >= 0
@@ -303,19 +300,18 @@ def mutual(ratio: float | None = None) -> Any:
 def scored(pairs: EvalPairs, matched: Any) -> dict[str, Any]:
     """Of all pairs together: ``precision`` (of matches whose point of image 0 is not ignored), ``recall``, ``matches``
     a pair; ``auc`` of the source's errors at its limits."""
-    rows = _judged(pairs, matched)
-    right, judged = sum(int(row.right.sum()) for row in rows), sum(len(row.right) for row in rows)
+    rows = judged(pairs, matched)
+    right, known = sum(int(row.right.sum()) for row in rows), sum(len(row.right) for row in rows)
     return {
-        "precision": right / max(judged, 1),
+        "precision": right / max(known, 1),
         "recall": right / max(sum(row.true for row in rows), 1),
         "matches": sum(row.matches for row in rows) / max(len(rows), 1),
         "auc": [float(value) for value in error_auc([row.error for row in rows], pairs.source.limits)],
     }
 
 
-def precision_at(pairs: EvalPairs, matched: Any, recall: float) -> float | None:
+def precision_at(rows: Sequence[Judged], recall: float) -> float | None:
     """The precision where only as many of the surest matches are kept as ``recall`` takes; None if all are too few."""
-    rows = _judged(pairs, matched)
     scores, right = (np.concatenate([getattr(row, name) for row in rows]) for name in ("scores", "right"))
     found = np.cumsum(right[np.argsort(-scores, kind="stable")])
     needed = max(math.ceil(recall * sum(row.true for row in rows)), 1)
@@ -323,7 +319,7 @@ def precision_at(pairs: EvalPairs, matched: Any, recall: float) -> float | None:
     return None if k == len(found) else float(found[k] / (k + 1))
 
 
-class _Judged(NamedTuple):
+class Judged(NamedTuple):
     """One pair: the scores of the matches that are judged, which of them are right, how many matches there were, how
     many true ones there are, and the error of what follows."""
 
@@ -334,7 +330,8 @@ class _Judged(NamedTuple):
     error: float
 
 
-def _judged(pairs: EvalPairs, matched: Any) -> list[_Judged]:
+def judged(pairs: EvalPairs, matched: Any) -> list[Judged]:
+    """What each pair's matches are worth."""
     rows, source = [], pairs.source
     for a, b in pairs.pairs:
         found, scores = matched(source.alone(a), source.alone(b))
@@ -344,7 +341,7 @@ def _judged(pairs: EvalPairs, matched: Any) -> list[_Judged]:
         known = partner != IGNORED
         right = (partner == found[:, 1])[known]
         error = source.error(a, b, first, second, scores)
-        rows.append(_Judged(scores[known], right, len(found), int((truth >= 0).sum()), error))
+        rows.append(Judged(scores[known], right, len(found), int((truth >= 0).sum()), error))
     return rows
 
 
@@ -453,9 +450,10 @@ class _Matching(Run):
         }
         trained.model.spec = trained.model.spec.but(threshold=0.0)  # type: ignore[union-attr, operator]
         everything = lightglue(trained.model)
+        rows_of_all = judged(data.val, everything)
         compared = {
             name: {"recall": told["recall"], "precision": told["precision"],
-                   "lightglue": precision_at(data.val, everything, told["recall"])}
+                   "lightglue": precision_at(rows_of_all, told["recall"])}
             for name, told in results.items() if name != "lightglue"
         }  # fmt: skip
         draw_pair(self.folder / "examples.png", data.val, everything)

@@ -36,7 +36,6 @@ from vispe.spec import Spec
 from vispe.train.callbacks import LAST
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
-from vispe.train.folder import finished_report
 from vispe.train.loaders import Data, Say, open_checked
 from vispe.train.module import Learning
 from vispe.train.report import draw_curves
@@ -107,14 +106,15 @@ def pretrain(
 
     Goes on, refuses and stops as ``vispe.train.classify.fit`` does. Folders of images need no class folders.
     """
-    folder = Path(out)
-    done = finished_report(folder, recipe)
-    if done is not None:
-        say(f"this run is finished; its report is {folder / 'report.json'}")
-        return done
-    _knobs(recipe.model)  # a mistake in these shall not wait for the images
-    data = open_checked(recipe.data, say, open_unlabelled) if data is None else data
-    return carried_out(_Pretraining, recipe, folder, data, say)
+    return carried_out(
+        _Pretraining,
+        recipe,
+        out,
+        data,
+        say,
+        check=lambda: _knobs(recipe.model),
+        opened=lambda folder: open_checked(recipe.data, say, open_unlabelled),
+    )
 
 
 def load_mae(path: str | os.PathLike[str]) -> MAE:

@@ -39,7 +39,6 @@ from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Average, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
-from vispe.train.folder import finished_report
 from vispe.train.loaders import Loaders, Say, looking_through, tell_left_out
 from vispe.train.module import Learning
 from vispe.train.report import draw_curves, new_figure, write_figure
@@ -89,9 +88,7 @@ class SegmentRecipe(Spec):
     run: RunSpec = dataclasses.field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        check_together(self.train, self.run)
-        if self.run.strategy == "fsdp":
-            raise ValueError("run.strategy=fsdp shards the blocks of a ViT; segmentation trains with ddp")
+        check_together(self.train, self.run, only_ddp="segmentation trains")
 
 
 def segment(
@@ -101,14 +98,15 @@ def segment(
 
     Goes on, refuses and stops as ``vispe.train.classify.fit`` does.
     """
-    folder = Path(out)
-    done = finished_report(folder, recipe)
-    if done is not None:
-        say(f"this run is finished; its report is {folder / 'report.json'}")
-        return done
-    model_overrides(recipe.model, SEMANTIC)  # a mistake in these shall not wait for the images
-    data = open_looked_through(recipe.data, say) if data is None else data
-    return carried_out(_Segmenting, recipe, folder, data, say)
+    return carried_out(
+        _Segmenting,
+        recipe,
+        out,
+        data,
+        say,
+        check=lambda: model_overrides(recipe.model, SEMANTIC),
+        opened=lambda folder: open_looked_through(recipe.data, say),
+    )
 
 
 # --- the images -------------------------------------------------------------------------------------------------------

@@ -118,8 +118,11 @@ class ClassifyRecipe(Spec):
         check_together(self.train, self.run)
 
 
-def check_together(train: TrainSpec, run: RunSpec) -> None:
-    """``ValueError`` for what a training and the place it runs at cannot both have."""
+def check_together(train: TrainSpec, run: RunSpec, only_ddp: str | None = None) -> None:
+    """``ValueError`` for what a training and the place it runs at cannot both have. ``only_ddp``: who does what, such
+    as ``"matchers train"``, with ddp alone."""
+    if only_ddp is not None and run.strategy == "fsdp":
+        raise ValueError(f"run.strategy=fsdp shards the blocks of a ViT; {only_ddp} with ddp")
     if train.ema is not None and run.strategy == "fsdp":
         raise ValueError("train.ema averages whole weights, which fsdp never has in one place: use ddp, or no ema")
 

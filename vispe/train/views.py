@@ -23,9 +23,10 @@ from vispe.cache import CacheReader, CacheWriter
 from vispe.data.augment import mixed
 from vispe.data.batches import brought
 from vispe.data.homographies import Size, ViewSpec, drawn, looks, overlap, view
-from vispe.data.images import ImageError, read_image
+from vispe.data.images import ImageError, as_image, read_image
 from vispe.data.megadepth import DepthSpec, Posed
 from vispe.data.sources import folder_files
+from vispe.data.stress import PHOTOGRAPHS, photograph
 from vispe.extract import Job, extract_into, features_made
 from vispe.features import Extractor, Features, Look, extractor
 from vispe.geometry.benchmark import homography_dlt, pose_poselib
@@ -112,13 +113,7 @@ class Photo(NamedTuple):
         """In [0, 1]; ``ImageError`` says what is wrong with it."""
         if self.root != SKIMAGE:
             return read_image(self.where)
-        import skimage.data
-
-        from vispe.data.images import as_image
-
-        found = getattr(skimage.data, self.where)()
-        image = as_image(np.ascontiguousarray(found[0] if isinstance(found, tuple) else found))
-        return image.expand(3, -1, -1)
+        return as_image(photograph(self.where)).expand(3, -1, -1)
 
 
 def photographs(spec: PhotoSpec) -> tuple[list[Photo], list[Photo]]:
@@ -134,12 +129,7 @@ def photographs(spec: PhotoSpec) -> tuple[list[Photo], list[Photo]]:
 
 def _photos(root: str) -> list[Photo]:
     if root == SKIMAGE:
-        from vispe.data.stress import PHOTOGRAPHS
-
-        try:
-            import skimage.data  # noqa: F401
-        except ImportError as error:
-            raise ValueError("the photographs come with scikit-image: pip install 'vispe[demo]'") from error
+        photograph(PHOTOGRAPHS[0])  # says so where there are none
         return [Photo(f"{SKIMAGE}/{name}", name, root) for name in PHOTOGRAPHS]
     files = folder_files(root)
     if not len(files):
