@@ -339,6 +339,14 @@ def test_mutual_nearest_neighbours_of_every_extractor(pair, extractor):
     assert result.geometry.num_inliers > len(result) / 3
 
 
+def test_the_ratio_test_keeps_some_of_the_mutual_neighbours(pair):
+    pytest.importorskip("cv2", reason="SIFT is OpenCV's")
+    all_of_them, few = (Matcher("sift", name, max_keypoints=96)(*pair) for name in ("mutual_nn", "mutual_nn_ratio"))
+    kept = {tuple(row) for row in few.matches.tolist()}
+    assert 10 < len(kept) < len(all_of_them)
+    assert kept < {tuple(row) for row in all_of_them.matches.tolist()}
+
+
 @needs_package
 def test_disk_with_lightglue(pair):
     pytest.importorskip("kornia", reason="DISK's network is kornia's")
@@ -376,11 +384,12 @@ def test_a_handful_of_keypoints(pair, limit):
 
 WRONG_LOADS = [
     ({"extractor": "surf"}, r"extractor must be one of aliked_n16, .*superpoint, got 'surf'"),
-    ({"matcher": "flann"}, "matcher must be one of lightglue, mutual_nn, loftr, .*got 'flann'"),
+    ({"matcher": "flann"}, "matcher must be one of lightglue, mutual_nn, mutual_nn_ratio, loftr, .*got 'flann'"),
     ({"precision": "fp8"}, "precision must be one of fp32, fp16, bf16, got 'fp8'"),
     ({"extractor": "aliked_t16"}, r"no LightGlue was published for aliked_t16's descriptors; use matcher 'mutual_nn'"),
     ({"matcher": "mutual_nn", "adaptive": True}, "mutual_nn has neither weights nor adaptivity"),
     ({"matcher": "mutual_nn", "weights": "x.pth"}, "mutual_nn has neither weights nor adaptivity"),
+    ({"matcher": "mutual_nn_ratio", "weights": "x.pth"}, "mutual_nn_ratio has neither weights nor adaptivity"),
     ({"max_keypoints": 0}, "max_keypoints must be at least 1, got 0"),
     ({"max_keypoints": -5}, "max_keypoints must be at least 1, got -5"),
     ({"device": "nowhere"}, "device 'nowhere' cannot be used here"),

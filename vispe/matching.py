@@ -26,7 +26,7 @@ from vispe.features import extractor as load_extractor
 from vispe.geometry.pose import Camera
 from vispe.geometry.robust import BACKENDS, MINIMUM_INLIERS, Backend, Geometry, Model, estimate
 from vispe.layers.assignment import Assignment, nearest
-from vispe.models import DETECTOR_FREE, EXTRACTORS, MATCHERS
+from vispe.models import DETECTOR_FREE, EXTRACTORS, MATCHERS, NEIGHBOURS, RATIO
 from vispe.models.lightglue import LightGlue, MatchOutput
 from vispe.weights import load
 from vispe.weights.files import told
@@ -162,12 +162,13 @@ class Verification:
 class Matcher:
     """A loaded pipeline, ``matcher(image0, image1) -> Matches``; calls change nothing in it, so threads may share one.
 
-    ``extractor``: one of ``EXTRACTORS``; ``matcher``: ``"lightglue"``, ``"mutual_nn"``, or one of ``DETECTOR_FREE``,
-    which matches whole images, takes no extractor and gives at most ``max_keypoints`` matches; ``resize``, ``side``:
-    the size images are looked at, see ``Look``; ``adaptive``: LightGlue's early stopping and pruning, faster for a few
-    other matches; ``device``: a torch device or ``"auto"`` (CUDA when there is one); ``precision`` of the matcher;
-    ``weights`` (the matcher's) and ``extractor_weights``: a path or state dict in place of the published ones;
-    ``knobs``: of the extractor's spec, or of the detector-free matcher's.
+    ``extractor``: one of ``EXTRACTORS``; ``matcher``: ``"lightglue"``, ``"mutual_nn"``, ``"mutual_nn_ratio"`` (with
+    Lowe's test at 0.8, both ways), or one of ``DETECTOR_FREE``, which matches whole images, takes no extractor and
+    gives at most ``max_keypoints`` matches; ``resize``, ``side``: the size images are looked at, see ``Look``;
+    ``adaptive``: LightGlue's early stopping and pruning, faster for a few other matches; ``device``: a torch device or
+    ``"auto"`` (CUDA when there is one); ``precision`` of the matcher; ``weights`` (the matcher's) and
+    ``extractor_weights``: a path or state dict in place of the published ones; ``knobs``: of the extractor's spec, or
+    of the detector-free matcher's.
     """
 
     def __init__(
@@ -259,7 +260,8 @@ class Matcher:
         found: Assignment | MatchOutput
         with torch.inference_mode():
             if self.network is None:
-                found = nearest(f0.descriptors[None], f1.descriptors[None])
+                ratio = RATIO if self.matcher_name == "mutual_nn_ratio" else None
+                found = nearest(f0.descriptors[None], f1.descriptors[None], ratio=ratio)
             else:
                 with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision is not None):
                     found = self.network.match(f0.points(), f1.points())
@@ -369,7 +371,7 @@ class Clock:
 
 
 def _check_pairing(extractor: str, matcher: str, adaptive: bool, weights: Any, extractor_weights: Any) -> None:
-    if matcher == "mutual_nn" and (adaptive or weights is not None):
+    if matcher in NEIGHBOURS and (adaptive or weights is not None):
         raise ValueError(f"{matcher} has neither weights nor adaptivity")
     if matcher in DETECTOR_FREE and adaptive:
         raise ValueError(f"{matcher} has no adaptivity")

@@ -92,6 +92,22 @@ def test_mutual_nearest_neighbours_by_hand():
     assert nearest(d0, d1, budget=1).matches0.tolist() == [[-1, 0, 1]]
 
 
+def test_the_ratio_test_by_hand():
+    """Of the pair 2, 1 either is sqrt(0.08) away and the next sqrt(0.4), a ratio of 0.447; a pair of equals passes
+    any; of two equal neighbours neither does, from the image that has one of them."""
+    d0 = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]])
+    d1 = torch.tensor([[[0.0, 1.0], [0.8, 0.6]]])
+    for budget in (1, 1 << 20):
+        assert nearest(d0, d1, ratio=0.45, budget=budget).matches0.tolist() == [[-1, 0, 1]]
+        few = nearest(d0, d1, ratio=0.44, budget=budget)
+        assert (few.matches0.tolist(), few.matches1.tolist()) == ([[-1, 0, -1]], [[1, -1]])
+        torch.testing.assert_close(few.scores1, torch.tensor([[1.0, 0.0]]))
+    twice = torch.cat((d1, d1[:, :1]), 1)
+    assert nearest(d0, twice, ratio=0.9).matches0.tolist() == [[-1, -1, 1]]
+    assert nearest(twice, d0, ratio=0.9).matches1.tolist() == [[-1, -1, 1]]
+    assert nearest(d0[:, :1], d1[:, :1], ratio=0.1).matches0.tolist() == [[0]]
+
+
 def test_dual_softmax_is_the_product_of_two():
     torch.manual_seed(0)
     m0, m1 = 2 * torch.randn(2, 9, 4), torch.randn(2, 7, 4)

@@ -19,6 +19,7 @@ from vispe import recipe
 from vispe.data.megadepth import read_depth
 from vispe.layers.assignment import assign
 from vispe.models.lightglue import LightGlue, Points
+from vispe.position.rotary import rotate
 from vispe.train import match as module
 from vispe.train.match import MatchRecipe, beats, found_pairs, from_descriptors, load_matcher, match, mutual, scored
 from vispe.train.module import NotFiniteError
@@ -125,6 +126,25 @@ def test_it_starts_as_its_descriptors():
         wanted = assign(d0 * 20**0.5, d1 * 20**0.5, *zero, None, None, 0.1, 1 << 20)
     assert torch.equal(found.matches0, wanted.matches0)
     torch.testing.assert_close(found.scores0, wanted.scores0, atol=1e-5, rtol=1e-4)
+
+
+def test_it_starts_by_looking_at_the_most_similar_and_around_itself():
+    model = vispe.build("lightglue_sift", input_dim=32, width=32, depth=1, num_heads=1)
+    from_descriptors(model, torch.randn(50, 32), 200.0)
+    own, cross = model.layers[0].self_attn, model.layers[0].cross_attn
+    d0, d1 = (torch.nn.functional.normalize(torch.randn(k, 32), dim=-1) for k in (9, 7))
+    with torch.no_grad():
+        weights = (cross.qk(d0) @ cross.qk(d1).T / 32**0.5).softmax(-1)
+        assert torch.equal(weights.argmax(1), (d0 @ d1.T).argmax(1))
+        torch.testing.assert_close(weights, (200 * d0 @ d1.T).softmax(-1), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(cross.out(cross.v(d1)) / 32**0.5, d1)
+
+        places = torch.tensor([[0.0, 0, 3, 0], [0.1, 0, 3, 0], [0.8, 0.5, 3, 0]])
+        q, k, _ = own.qkv(torch.zeros(3, 32)).unflatten(-1, (3, -1)).unbind(1)
+        turn = model.basis(places)
+        scores = rotate(q, turn) @ rotate(k, turn).T
+    assert torch.equal(scores.argmax(1), torch.arange(3))
+    assert scores[0, 1] > scores[0, 2]
 
 
 def test_a_narrower_one_starts_as_their_principal_directions():

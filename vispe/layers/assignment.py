@@ -142,17 +142,46 @@ def optimal_transport(
 
 
 def nearest(
-    d0: Float[Tensor, "b m d"], d1: Float[Tensor, "b n d"], threshold: float = -1.0, budget: int = 256 << 20
+    d0: Float[Tensor, "b m d"],
+    d1: Float[Tensor, "b n d"],
+    threshold: float = -1.0,
+    budget: int = 256 << 20,
+    ratio: float | None = None,
 ) -> Assignment:
     """Mutual nearest neighbours of unit descriptors ``[b, m, d]``, ``[b, n, d]``; scores are cosines, above
-    ``threshold``."""
+    ``threshold``.
+
+    ``ratio``: the distance to a neighbour must be below this share of that to the next one, seen from either image
+    (Lowe 2004, section 7.1); where there is no next one nothing is asked.
+    """
     d0, d1 = _wide(d0, d1)
     b, m, n = d0.shape[0], d0.shape[1], d1.shape[1]
     if m == 0 or n == 0:
         return _nothing(d0, b, m, n)
     blocks = _blocks(b, m, n, budget)
     best0, value0, best1 = _best(lambda block: _similarity(d0, d1, None, None, block), blocks, d0[..., 0], d1[..., 0])
-    return mutual(best0, best1, value0, threshold)
+    found = mutual(best0, best1, value0, threshold)
+    if ratio is None:
+        return found
+    alone0, alone1 = (_distinct(*sides, ratio, budget) for sides in ((d0, d1), (d1, d0)))
+    kept0 = alone0 & (found.matches0 >= 0) & alone1.gather(1, best0)
+    kept1 = alone1 & (found.matches1 >= 0) & alone0.gather(1, best1)
+    matches, scores = found[:2], found[2:]
+    return Assignment(
+        *(torch.where(kept, t, -1) for kept, t in zip((kept0, kept1), matches, strict=True)),
+        *(torch.where(kept, t, 0) for kept, t in zip((kept0, kept1), scores, strict=True)),
+    )
+
+
+def _distinct(d0: Tensor, d1: Tensor, ratio: float, budget: int) -> Tensor:
+    """Which points' nearest neighbours in the other image are nearer than ``ratio`` times the next, ``[b, m]``."""
+    b, m, n = d0.shape[0], d0.shape[1], d1.shape[1]
+    if n < 2:
+        return torch.ones((b, m), dtype=torch.bool, device=d0.device)
+    blocks = _blocks(b, m, n, budget)
+    cosines = torch.cat([_similarity(d0, d1, None, None, block).topk(2).values for block in blocks], 1)
+    first, second = (2 - 2 * cosines).clamp(min=0).sqrt().unbind(-1)
+    return first < ratio * second
 
 
 def mutual(

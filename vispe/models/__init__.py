@@ -124,7 +124,9 @@ DETECTOR_FREE = {  # name of the matcher -> the model that matches whole images,
     "loftr_indoor": "loftr_indoor_new",
     "loftr_coarse": "loftr_coarse_bmvs",
 }
-MATCHERS = ("lightglue", "mutual_nn", *DETECTOR_FREE)
+NEIGHBOURS = ("mutual_nn", "mutual_nn_ratio")  # mutual nearest neighbours of descriptors, and with Lowe's ratio test
+RATIO = 0.8  # of the distances to the nearest and to the next: hloc's, and OpenCV's examples'
+MATCHERS = ("lightglue", *NEIGHBOURS, *DETECTOR_FREE)
 
 
 def list_models() -> list[str]:

@@ -30,6 +30,7 @@ from vispe.files import write_json
 from vispe.layers.assignment import nearest
 from vispe.losses.matching import IGNORED, matching_loss
 from vispe.metrics.auc import error_auc
+from vispe.models import RATIO
 from vispe.models.lightglue import LightGlue, LightGlueSpec, MatchHead, Points
 from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Keep
@@ -58,8 +59,12 @@ from vispe.weights import build, load
 
 TASK = "match"
 MATCHABLE = 2.0  # logit of matchability at the start: most points are taken to have a partner
-RATIO = 0.8  # Lowe's, of distances
 SCALE = 50.0  # of cosines at the start: of SIFT, 40 to 80 order dual-softmax matches alike, 20 and 160 worse
+NEAR, SIZE, AROUND = (
+    4.0,
+    0.2,
+    1.5,
+)  # at the start: turns by a place, by a pixel of scale, against the fresh; the constant
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,9 +197,12 @@ def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: floa
     """Fresh weights that begin as dual softmax over ``scale`` times the cosines of descriptors.
 
     Every layer adds nothing yet, and reads a point as if its descriptor had entries of variance one. A network narrower
-    than descriptors begins with the ``width`` directions that most of the ``sample`` lies in.
+    than descriptors begins with the ``width`` directions that most of the ``sample`` lies in. What a layer adds is
+    learnt sooner from where it looks first: across images at the point of the most similar descriptor, whose own it
+    brings (wholly so with one head: of several, each compares a part of the descriptor), within an image, where
+    positions turn queries and keys, around itself.
     """
-    width = model.spec.width
+    width, heads = model.spec.width, model.spec.num_heads
     if model.spec.input_dim < width:
         raise ValueError(
             f"start=descriptors needs a model.width of at most the descriptors' {model.spec.input_dim}, got {width}; "
@@ -205,10 +213,14 @@ def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: floa
             principal = torch.linalg.eigh(sample.T.double() @ sample.double()).eigenvectors[:, -width:]
             model.input_proj.weight.copy_(principal.T)
             nn.init.zeros_(model.input_proj.bias)
+        if model.spec.position == "rotary":
+            model.basis.weight.mul_(torch.tensor([NEAR, NEAR, SIZE, 1.0])[: model.basis.weight.shape[1]])
         for layer in model.layers:
             own, cross = (layer.get_submodule(name) for name in ("self_attn", "cross_attn"))
-            for linear in (own.get_submodule("qkv"), cross.get_submodule("qk"), cross.get_submodule("v")):
-                linear.get_parameter("weight").mul_(width**0.5)
+            _look_around(own.get_submodule("qkv"), width, heads)
+            for name, gain in (("qk", (scale * (width / heads) ** 0.5) ** 0.5), ("v", width**0.5), ("out", 1.0)):
+                nn.init.eye_(cross.get_parameter(f"{name}.weight")).mul_(gain)
+                nn.init.zeros_(cross.get_parameter(f"{name}.bias"))
             for part in (own, cross):
                 part.get_parameter("ffn.0.weight")[:, :width] *= width**0.5
                 for name in ("ffn.3.weight", "ffn.3.bias"):
@@ -218,6 +230,14 @@ def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: floa
             nn.init.eye_(head.final.weight).mul_((scale * width**0.5) ** 0.5)
             nn.init.zeros_(head.final.bias)
             nn.init.constant_(head.matchability.bias, MATCHABLE)
+
+
+def _look_around(qkv: nn.Module, width: int, heads: int) -> None:
+    """Queries and keys that are mostly one constant, which turning tells apart by how far two points are."""
+    weight, bias = qkv.get_parameter("weight"), qkv.get_parameter("bias")
+    weight.mul_(width**0.5)
+    weight[: 2 * width] /= 2
+    bias[: 2 * width] = AROUND * (width / heads) ** -0.25
 
 
 class Matching(Learning):
@@ -281,18 +301,9 @@ def mutual(ratio: float | None = None) -> Any:
     """Mutual nearest neighbours of the descriptors, with Lowe's ratio test of distances both ways if asked for."""
 
     def matched(points0: Points, points1: Points) -> Matched:
-        d0, d1 = points0.descriptors, points1.descriptors
-        found = nearest(d0, d1)
+        found = nearest(points0.descriptors, points1.descriptors, ratio=ratio)
         i = (found.matches0[0] >= 0).nonzero()[:, 0]
-        pairs, scores = torch.stack((i, found.matches0[0, i]), 1), found.scores0[0, i]
-        if ratio is not None and len(pairs) and min(d0.shape[1], d1.shape[1]) > 1:
-            distances = (2 - 2 * d0[0] @ d1[0].T).clamp(min=0).sqrt()
-            keep = torch.ones(len(pairs), dtype=torch.bool)
-            for table, at in ((distances, pairs[:, 0]), (distances.T, pairs[:, 1])):
-                first, second = table[at].topk(2, largest=False).values.unbind(1)
-                keep &= first < ratio * second
-            pairs, scores = pairs[keep], scores[keep]
-        return pairs.numpy(), scores.numpy()
+        return torch.stack((i, found.matches0[0, i]), 1).numpy(), found.scores0[0, i].numpy()
 
     return matched
 
