@@ -25,10 +25,10 @@ from vispe.data.sources import folder_files
 from vispe.files import write_atomically
 from vispe.metrics.classification import Tally
 from vispe.weights import build
+from vispe.weights.files import in_run
 
 T = TypeVar("T")
 FORMAT = 1
-CHECKPOINTS = ("last.safetensors", "best.safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def load_trained(
 
     ``ValueError`` when it is no such file, is of another task, or its weights do not fit its spec.
     """
-    file = _file(path)
+    file = in_run(path)
     about, state = _read(file)
     if _task(about) != task:
         raise ValueError(f"{str(file)!r} was trained to {_task(about)}, not to {task}")
@@ -125,21 +125,11 @@ def load_trained(
 
 def task_of(path: str | os.PathLike[str]) -> str:
     """What a trained file, or a run's folder, is for: "classify", "segment", ...; ``ValueError`` when it is none."""
-    return _task(_read(_file(path))[0])
+    return _task(_read(in_run(path))[0])
 
 
 def _task(about: dict[str, Any]) -> str:
     return str(about.get("task", "classify"))  # the first files did not say
-
-
-def _file(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
-    if not given.is_dir():
-        return given
-    found = next((given / name for name in CHECKPOINTS if (given / name).is_file()), None)
-    if found is None:
-        raise ValueError(f"{str(given)!r} holds no {' or '.join(CHECKPOINTS)}: it is no trained run, or not yet")
-    return found
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

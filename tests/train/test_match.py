@@ -99,6 +99,8 @@ def test_the_file_matches_images(finished):
     found = matcher(image, image, geometry="none")
     assert len(found) > 20
     assert (found.matches[:, 0] == found.matches[:, 1]).mean() > 0.8
+    same = vispe.Matcher("sift", weights=finished[0], max_keypoints=256)(image, image, geometry="none")
+    assert np.array_equal(same.matches, found.matches), "a run's folder is its last weights"
     with pytest.raises(ValueError, match="no LightGlue was published for aliked_t16's descriptors"):
         vispe.Matcher("aliked_t16", weights=weights)
 

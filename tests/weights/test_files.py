@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from vispe.models import MODELS
 from vispe.weights import WeightsError, files
-from vispe.weights.files import cached, facts, fetched, locate, packaged, read, sha256, tensors
+from vispe.weights.files import cached, facts, fetched, locate, packaged, read, sha256, tensors, told
 
 GOOD = bytes(range(256)) * 4096  # a megabyte
 SHA256 = hashlib.sha256(GOOD).hexdigest()
@@ -109,6 +109,16 @@ def test_what_holds_no_state_dict_is_refused(content):
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_its_last_weights_else_its_best(tmp_path):
+    with pytest.raises(WeightsError, match="holds no last.safetensors or best.safetensors: it is no trained run"):
+        read(tmp_path)
+    for name, value in (("best", 1.0), ("last", 2.0)):
+        save_file({"a": torch.tensor([value])}, tmp_path / f"{name}.safetensors")
+        assert read(tmp_path)["a"].item() == value
+        assert read(tmp_path / "best.safetensors")["a"].item() == 1.0
+    assert told(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", MODELS)

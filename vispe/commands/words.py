@@ -41,7 +41,7 @@ def pairing(add: Any, matcher: str | None = "lightglue") -> None:
     told = "default %(default)s" if matcher else "default: lightglue, mutual_nn where none was trained"
     add("--matcher", default=matcher, choices=MATCHERS, metavar="NAME", help=f"{', '.join(MATCHERS)}; {told}")
     add("--adaptive", action="store_true", help="LightGlue: stop early and drop points; faster, a few other matches")
-    add("--weights", metavar="PATH", type=Path, help="weights of the matcher from this file")
+    add("--weights", metavar="PATH", type=Path, help="weights of the matcher: a file, or the folder of a training run")
     add("--precision", default="fp32", help="of the matcher: fp32, fp16 or bf16; default %(default)s")
 
 

@@ -29,7 +29,7 @@ from vispe.models import DETECTOR_FREE, EXTRACTORS
 from vispe.progress import track
 from vispe.spec import Spec
 from vispe.store import as_features
-from vispe.weights.files import locate, sha256
+from vispe.weights.files import in_run, locate, sha256
 
 BATCH, SECONDS = 64, 1.0  # pairs are on the disk once so many wait, or so much time has passed
 RECENT = 32  # images whose features are kept at hand: a data set's pairs share images with their neighbours
@@ -70,7 +70,7 @@ class Pipeline(Spec):
         network = EXTRACTORS.get(self.extractor)
         if self.matcher == "lightglue":
             matches |= {"adaptive": self.adaptive, "precision": self.precision}
-            matches["weights"] = sha256(self.weights or locate(network or self.extractor))
+            matches["weights"] = sha256(in_run(self.weights) if self.weights else locate(network or self.extractor))
         return features, matches
 
 

@@ -24,6 +24,7 @@ from vispe.paths import cache_dir, shared
 from vispe.weights.convert import WeightsError
 
 TIMEOUT = (10, 60)  # seconds to wait for a connection, and for the next bytes
+CHECKPOINTS = ("last.safetensors", "best.safetensors")  # what a training leaves in its folder
 WRAPPERS = ("state_dict", "model_state_dict", "model", "extractor")  # keys under which files keep their state dict
 
 
@@ -89,9 +90,22 @@ def sha256(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def in_run(path: str | os.PathLike[str]) -> Path:
+    """``path``, or where that is a training run's folder its ``last`` weights, else its ``best``; ``WeightsError`` for
+    a folder without either."""
+    given = Path(path)
+    if not given.is_dir():
+        return given
+    found = next((given / name for name in CHECKPOINTS if (given / name).is_file()), None)
+    if found is None:
+        raise WeightsError(f"{str(given)!r} holds no {' or '.join(CHECKPOINTS)}: it is no trained run, or not yet")
+    return found
+
+
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or torch file; ``WeightsError`` for anything else. Nothing in it is run."""
-    path = Path(path)
+    """The tensors of a ``.safetensors`` or torch file, or of a training run's folder; ``WeightsError`` for anything
+    else. Nothing in it is run."""
+    path = in_run(path)
     if not path.is_file():
         raise WeightsError(f"{path} is not a file" if path.exists() else f"no weights at {path}")
     try:
@@ -102,10 +116,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def told(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a file that vispe trained says of itself in its header (``model``, ``spec``, ...); empty for any other."""
+    """What a file that vispe trained, or that of a run's folder, says of itself in its header (``model``, ``spec``,
+    ...); empty for any other file."""
     from safetensors import safe_open
 
-    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+    path = in_run(path)
+    if path.suffix != ".safetensors" or not path.is_file():
         return {}
     try:
         with safe_open(path, "pt") as opened:
