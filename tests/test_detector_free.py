@@ -9,7 +9,6 @@ import torch
 import vispe
 from vispe.data.images import ImageError
 from vispe.detector_free import DetectorFree
-from vispe.evaluate.predict import Pipeline
 from vispe.features import Look
 from vispe.matching import Matcher
 from vispe.models import DETECTOR_FREE, MATCHERS, MODELS
@@ -44,6 +43,14 @@ def test_points_are_in_pixels_of_the_images_whatever_size_they_were_looked_at(st
         image, image
     )
     assert torch.equal(few.keypoints, f0.keypoints[:2])
+
+
+def test_an_image_alone_has_no_keypoints(state, image):
+    matcher = DetectorFree("loftr_coarse", look=Look(resize=80), weights=state)
+    alone = matcher.no_keypoints(image)
+    assert (len(alone), alone.size, alone.pixel) == (0, (120, 160), 2.0)
+    with pytest.raises(ImageError, match="'tiny'"):
+        matcher.no_keypoints(image[:, :4], "tiny")
 
 
 @pytest.mark.parametrize("upright", ["0", "180", "auto"])
@@ -88,7 +95,5 @@ def test_what_needs_keypoints_refuses(state):
         ValueError, match="a detector-free matcher is one of loftr, loftr_indoor, loftr_coarse, got 'roma'"
     ):
         DetectorFree("roma")
-    with pytest.raises(ValueError, match="loftr has no keypoints of an image to keep and to score"):
-        Pipeline(matcher="loftr")
     with pytest.raises(ValueError, match="loftr_coarse matches images, not features"):
         Matcher(matcher="loftr_coarse", weights=state).match_features(None, None)

@@ -65,3 +65,13 @@ class DetectorFree:
             for image, points, scale in sides
         )
         return f0, f1
+
+    def no_keypoints(self, image: Tensor, name: str = "image") -> Features:
+        """What an image has on its own: none. ``ImageError`` when it is too small."""
+        _, scale = self.look.at(image, name)
+        none = torch.zeros(0)
+        size = (image.shape[-2], image.shape[-1])
+        return Features(
+            keypoints=none.view(0, 2), scores=none, descriptors=none.view(0, 0), size=size,
+            pixel=2.0 / (scale[0] + scale[1]),
+        )  # fmt: skip

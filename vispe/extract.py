@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from vispe.cache import CacheWriter
 from vispe.data.images import MAX_PIXELS, ImageError, read_image
 from vispe.data.resizing import rotate90
-from vispe.features import Extractor, Look, extractor
+from vispe.features import Features, Look, extractor
 from vispe.progress import ahead, track
 from vispe.store import add_features
 from vispe.weights.files import locate, sha256
@@ -75,7 +77,7 @@ def features_made(name: str, *, weights: str | os.PathLike[str] | None = None, *
 def extract_into(
     writer: CacheWriter,
     jobs: Sequence[Job],
-    find: Callable[[], Extractor],
+    find: Callable[[], Callable[[Tensor, str], Features]],
     *,
     skip_bad: bool = False,
     max_pixels: int = MAX_PIXELS,

@@ -367,10 +367,6 @@ def test_a_matcher_without_a_detector(images, tmp_path, capfd):
     with np.load(tmp_path / "out" / "matches.npz") as arrays:
         assert len(arrays["keypoints0"]) == len(arrays["matches"]) == summary["num_matches"]
     assert "takes no extractor" in complaint_of(capfd, *words, "--extractor", "sift")
-    (tmp_path / "list.txt").write_text("left.png whole.jpg\n")
-    words = ("match-pairs", tmp_path / "list.txt", "--root", images, "--matcher", "loftr", "--out", tmp_path / "run")
-    assert "loftr has no keypoints of an image to keep" in complaint_of(capfd, *words)
-    assert not (tmp_path / "run").exists()
 
 
 # --- match-pairs ------------------------------------------------------------------------------------------------------

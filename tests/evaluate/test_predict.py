@@ -6,19 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import vispe
 from vispe.cache import CacheReader
 from vispe.data.images import ImageError
 from vispe.data.pairs import Pair, PairSet
+from vispe.detector_free import DetectorFree
 from vispe.evaluate.benchmark import benchmark
 from vispe.evaluate.predict import Pipeline, predict
 from vispe.evaluate.protocol import Protocol
 from vispe.evaluate.records import Record
+from vispe.evaluate.score import rows_of
 from vispe.features import Extractor
 from vispe.matching import Matcher
 
@@ -307,3 +312,36 @@ def test_a_kill_among_ten_thousand_pairs_loses_at_most_a_batch(crowd, tmp_path, 
         assert len(file) == 10_000
         assert [file.read(name).attributes["homography"].shape for name in file.names()[::1000]] == [(3, 3)] * 10
     assert sorted(os.listdir(out)) == ["features.h5", "matches.h5"]
+
+
+# --- a matcher without a detector -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A coarse LoFTR of fresh weights, that matches whatever it is surest of."""
+    torch.save(vispe.build("loftr_coarse_bmvs").state_dict(), tmp_path / "w.pth")
+    return Pipeline(
+        matcher="loftr_coarse", weights=str(tmp_path / "w.pth"), resize=0, side="short", knobs={"threshold": 0.0}
+    )
+
+
+def test_a_matcher_without_a_detector_keeps_points_by_pair_and_is_scored(folder, tmp_path, whole, monkeypatch):
+    pairs = folder(2)
+    turned = PairSet(name="images", root=pairs.root, pairs=(pairs.pairs[0], replace(pairs.pairs[1], turns1=1)))
+    assert predict(turned, tmp_path / "out", whole)
+    alone = whole.load()
+    for pair, record in zip(turned.pairs, records(tmp_path / "out"), strict=True):
+        paths = (turned.root / pair.image0, turned.root / pair.image1)
+        found = alone(*paths, geometry="none", upright=90 * pair.turns1)
+        assert len(found) == len(record.matches) > 2
+        for own, wanted in zip(record.points, (found.keypoints0, found.keypoints1), strict=True):
+            np.testing.assert_allclose(own, wanted, atol=1e-4)
+        np.testing.assert_allclose(record.scores, found.scores, rtol=1e-5)
+    rows = rows_of(tmp_path / "out", OWN.but(max_keypoints=2048))
+    assert rows["matches"] == rows["keypoints0"] == [len(record.matches) for record in records(tmp_path / "out")]
+
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in ("features.h5", "matches.h5")}
+    monkeypatch.setattr(DetectorFree, "__call__", None)  # what is done is not done again
+    assert predict(turned, tmp_path / "out", whole)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in before} == before

@@ -112,7 +112,7 @@ def test_what_holds_no_state_dict_is_refused(content):
 
 
 def test_a_run_is_its_last_weights_else_its_best(tmp_path):
-    with pytest.raises(WeightsError, match="holds no last.safetensors or best.safetensors: it is no trained run"):
+    with pytest.raises(WeightsError, match=r"holds no last\.safetensors or best\.safetensors: it is no trained run"):
         read(tmp_path)
     for name, value in (("best", 1.0), ("last", 2.0)):
         save_file({"a": torch.tensor([value])}, tmp_path / f"{name}.safetensors")

@@ -107,8 +107,7 @@ def _fetch(run: Path, protocol: Protocol) -> Fetch:
     def fetch(row: int) -> tuple[Any, ...]:
         with Cache(run) as cache:
             pair = framed(cache, cache.names[row], cache.effective(protocol))
-            k0, k1 = (cache.keypoints(key)[0] for key in (pair.record.key0, pair.record.key1))
-            return k0, k1, pair.matches, pair.scores, right(pair)
+            return *cache.keypoints_of(pair.record), pair.matches, pair.scores, right(pair)
 
     return fetch
 

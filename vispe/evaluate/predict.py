@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from vispe.cache import CacheReader, CacheWriter, Team
-from vispe.data.images import MAX_PIXELS
+from vispe.data.images import MAX_PIXELS, read_image
 from vispe.data.pairs import Pair, PairSet
+from vispe.data.resizing import rotate90
 from vispe.evaluate.records import fingerprint, image_key, pair_key, stored
 from vispe.evaluate.team import together
 from vispe.extract import WORKERS, Job, extract_into, features_made
-from vispe.features import Extractor, Features
+from vispe.features import Features
 from vispe.matching import Matcher
 from vispe.models import DETECTOR_FREE, EXTRACTORS
 from vispe.progress import track
@@ -32,6 +34,7 @@ from vispe.store import as_features
 from vispe.weights.files import in_run, locate, sha256
 
 BATCH, SECONDS = 64, 1.0  # pairs are on the disk once so many wait, or so much time has passed
+RECENT_IMAGES = 4  # of a matcher that looks at images
 RECENT = 32  # images whose features are kept at hand: a data set's pairs share images with their neighbours
 
 
@@ -51,12 +54,6 @@ class Pipeline(Spec):
     extractor_weights: str | None = None
     device: str = "auto"
 
-    def __post_init__(self) -> None:
-        if self.matcher in DETECTOR_FREE:
-            raise ValueError(
-                f"{self.matcher} has no keypoints of an image to keep and to score; vispe match takes it, pair by pair"
-            )
-
     def load(self) -> Matcher:
         """The networks; ``ValueError`` or ``WeightsError`` when they cannot be had."""
         given: dict[str, Any] = {name: getattr(self, name) for name in self.names() if name != "knobs"}
@@ -65,6 +62,12 @@ class Pipeline(Spec):
     def made(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """How features and how matches are made: everything that could change them."""
         given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "resize": self.resize, "side": self.side}
+        if self.matcher in DETECTOR_FREE:
+            features = {"extractor": None, **given, **self.knobs}
+            weights = sha256(in_run(self.weights) if self.weights else locate(DETECTOR_FREE[self.matcher]))
+            return features, {
+                "matcher": self.matcher, "features": features, "precision": self.precision, "weights": weights
+            }  # fmt: skip
         features = features_made(self.extractor, weights=self.extractor_weights, **given, **self.knobs)
         matches: dict[str, Any] = {"matcher": self.matcher, "features": features}
         network = EXTRACTORS.get(self.extractor)
@@ -103,10 +106,12 @@ def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipel
     features_by, matches_by = pipeline.made()
     matches_by["benchmark"] = pairs.name
 
-    def find() -> Extractor:
-        extractor = matcher().extract
-        assert extractor is not None
-        return extractor
+    def find() -> Callable[[Tensor, str], Features]:
+        made = matcher()
+        if made.whole is not None:
+            return made.whole.no_keypoints
+        assert made.extract is not None
+        return made.extract
 
     jobs = [Job(image_key(name, turns), str(pairs.root / name), turns) for name, turns in pairs.images]
     names = [job.name for job in jobs], [pair_key(pair) for pair in pairs.pairs]
@@ -120,11 +125,16 @@ def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipel
     with images:
         extract_into(images, team.share(jobs), find, shown=team.rank == 0, **work)
     with CacheReader(out / "features.h5") as features, matches:
-        _match_into(matches, team.share(pairs.pairs), pairs, features, matcher, shown=team.rank == 0)
+        whole = pipeline.matcher in DETECTOR_FREE
+        match = _by_images(pairs, work["max_pixels"], matcher) if whole else _by_features(features, matcher)
+        _match_into(matches, team.share(pairs.pairs), pairs, features, match, shown=team.rank == 0)
+
+
+Match = Callable[[Pair], tuple[dict[str, np.ndarray], float]]  # the arrays of a pair's entry, and the seconds it took
 
 
 def _match_into(
-    writer: CacheWriter, share: Sequence[Pair], pairs: PairSet, features: CacheReader, matcher: Any, *, shown: bool
+    writer: CacheWriter, share: Sequence[Pair], pairs: PairSet, features: CacheReader, match: Match, *, shown: bool
 ) -> None:
     hashes = functools.cache(features.sha256)
     todo = []
@@ -133,18 +143,47 @@ def _match_into(
         content = fingerprint(attributes, *(hashes(key) for key in _keys(pair)))
         if not writer.has(pair_key(pair), content):
             todo.append((pair, attributes, content))
+    for pair, attributes, content in track(todo, "matching", "pairs", shown=shown):
+        arrays, seconds = match(pair)
+        writer.add(pair_key(pair), arrays, {**attributes, "seconds": seconds}, content)
 
+
+def _by_features(features: CacheReader, matcher: Callable[[], Matcher]) -> Match:
     @functools.lru_cache(RECENT)
     def load(key: str) -> Features:
         return as_features(features.read(key))
 
-    for pair, attributes, content in track(todo, "matching", "pairs", shown=shown):
+    def match(pair: Pair) -> tuple[dict[str, np.ndarray], float]:
         first, second = (load(key) for key in _keys(pair))
         start = time.perf_counter()
         found, scores = matcher().match_features(first, second)
         seconds = time.perf_counter() - start
-        arrays = {"matches": found.astype(np.int32), "scores": scores.astype(np.float32)}
-        writer.add(pair_key(pair), arrays, {**attributes, "seconds": seconds}, content)
+        return {"matches": found.astype(np.int32), "scores": scores.astype(np.float32)}, seconds
+
+    return match
+
+
+def _by_images(pairs: PairSet, max_pixels: int, matcher: Callable[[], Matcher]) -> Match:
+    """Without keypoints: a pair's entry has points of its own."""
+    load = functools.lru_cache(RECENT_IMAGES)(functools.partial(read_image, max_pixels=max_pixels))
+
+    def match(pair: Pair) -> tuple[dict[str, np.ndarray], float]:
+        whole, paths = matcher().whole, [str(pairs.root / name) for name in (pair.image0, pair.image1)]
+        assert whole is not None
+        images, turns = [load(path) for path in paths], (pair.turns0, pair.turns1)
+        turned = [rotate90(image, k) if k else image for image, k in zip(images, turns, strict=True)]
+        start = time.perf_counter()
+        sides = whole(turned[0], turned[1], (paths[0], paths[1]))
+        seconds = time.perf_counter() - start
+        back = [
+            side.turned_back(k, (image.shape[-2], image.shape[-1]))
+            for side, image, k in zip(sides, images, turns, strict=True)
+        ]
+        points = {f"points{i}": side.keypoints.float().cpu().numpy() for i, side in enumerate(back)}
+        rows = np.arange(len(back[0]), dtype=np.int32)
+        return {"matches": np.stack((rows, rows), 1), "scores": back[0].scores.float().cpu().numpy(), **points}, seconds
+
+    return match
 
 
 def _keys(pair: Pair) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """A pair as it lies in ``matches.h5``: its name, its truth, and the fingerprint of what its matches came from.
 
 A pair is a group named ``IMAGE0 NUL NUL IMAGE1``, percent-encoded (an image that was turned is ``NAME NUL TURNS``),
-with ``matches [k, 2]`` int32, indices into the two images' ``keypoints`` in ``features.h5``, ``scores [k]`` float32,
+with ``matches [k, 2]`` int32, indices into the two images' ``keypoints`` in ``features.h5``, ``scores [k]`` float32
+(a matcher without a detector finds none there, and a pair then has its own ``points0 [k, 2]``, ``points1 [k, 2]``),
 and as attributes its ``group``, the ``seconds`` it took, and the truth: ``homography [3, 3]``, or ``K0``, ``K1``,
 ``pose [4, 4]``, ``pixel`` (where K puts the first pixel's centre) and ``K_size`` (h, w) if K is of resized images. The
 file's ``made`` (JSON) tells the matcher, its weights' sha256 and how the features were made.
@@ -61,6 +62,7 @@ class Record:
     group: str
     matches: Array
     scores: Array
+    points: tuple[Array, Array] | None
     truth: dict[str, Any]
     seconds: float
 
@@ -70,10 +72,12 @@ class Record:
         key0, key1 = key.split("\0\0")
         truth = dict(entry.attributes)
         seconds = float(truth.pop("seconds"))
-        arrays = entry.arrays
+        arrays, points = entry.arrays, None
+        if "points0" in arrays:
+            points = arrays["points0"].astype(np.float64), arrays["points1"].astype(np.float64)
         return cls(
             key0=key0, key1=key1, group=as_name(truth["group"]), matches=arrays["matches"].astype(np.int64),
-            scores=arrays["scores"].astype(np.float64), truth=truth, seconds=seconds,
+            scores=arrays["scores"].astype(np.float64), points=points, truth=truth, seconds=seconds,
         )  # fmt: skip
 
     @property

@@ -173,6 +173,10 @@ class Cache:
             )
         return found
 
+    def keypoints_of(self, pair: Record) -> tuple[Array, Array]:
+        """Those of both images, or the pair's own: ``[m, 2]`` and ``[n, 2]`` pixels of the images."""
+        return pair.points or (self.keypoints(pair.key0)[0], self.keypoints(pair.key1)[0])
+
     def _keypoints(self, key: str) -> tuple[Array, tuple[int, int]]:
         entry: Entry = self.features.read(key, ["keypoints"])
         h, w = (int(side) for side in entry.attributes["size"])
@@ -265,7 +269,8 @@ def _scale(size: tuple[int, int], new: tuple[int, int]) -> tuple[float, float]:
 def framed(cache: Cache, name: str, protocol: Protocol) -> Framed:
     """The pair ``name`` of the cache in the protocol's frame; ``ValueError`` when an index is out of range."""
     record = cache.record(name)
-    (k0, size0), (k1, size1) = cache.keypoints(record.key0), cache.keypoints(record.key1)
+    size0, size1 = (cache.keypoints(key)[1] for key in (record.key0, record.key1))
+    k0, k1 = cache.keypoints_of(record)
     matches = record.matches.reshape(-1, 2)
     if len(matches) and not ((matches >= 0) & (matches < (len(k0), len(k1)))).all():
         raise ValueError(f"{' and '.join(record.names)}: a match has an index beyond the keypoints")
