@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from vispe.evaluate.benchmark import auc_rows, benchmark, mean_rows, protocol_of, protocol_rows, rescore
+from vispe.evaluate.benchmark import auc_rows, benchmark, mean_rows, protocol_rows, rescore
 from vispe.evaluate.predict import Pipeline
 from vispe.evaluate.protocol import Protocol, preset, presets
+from vispe.evaluate.score import protocol_of
 
 SIFT = Pipeline(extractor="sift", matcher="mutual_nn")
 OWN = Protocol(name="mine", resize=0, max_keypoints=150, thresholds={"poselib": 1.0, "opencv": (0.5, 1.0)})

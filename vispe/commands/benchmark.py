@@ -63,7 +63,8 @@ def declare(kinds: Any) -> None:
 
     add = command(kinds, "compare", run_compare, "runs side by side, with the differences of their pairs")
     add("folders", metavar="RUN", nargs="+", type=Path)
-    add("--out", type=Path, metavar="DIR", help="write compare.png, differences.csv and compare.json there")
+    add("--recall", action="store_true", help="also precision where one finds as much as another; homographies only")
+    add("--out", type=Path, metavar="DIR", help="write compare.png, differences.csv, compare.json, recall.png there")
 
 
 AGAIN = "; predictions are kept in --out: the same line goes on after an interruption, another score takes seconds"
@@ -154,9 +155,9 @@ def run_stress(options: Options) -> None:
 
 
 def run_score(options: Options) -> None:
-    from vispe.evaluate.benchmark import protocol_of, rescore, run_beside
+    from vispe.evaluate.benchmark import rescore, run_beside
     from vispe.evaluate.protocol import preset, renamed
-    from vispe.evaluate.score import about
+    from vispe.evaluate.score import about, protocol_of
 
     before = protocol_of(options.folder)
     if options.preset is not None:  # but for what pass 1 did, which is done
@@ -172,7 +173,7 @@ def run_compare(options: Options) -> None:
     from vispe.evaluate.runs import read_run
     from vispe.evaluate.tables import show
 
-    show(compare([read_run(folder) for folder in options.folders], options.out))
+    show(compare([read_run(folder) for folder in options.folders], options.out, recall=options.recall))
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

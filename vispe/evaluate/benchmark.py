@@ -84,18 +84,6 @@ def run_beside(run: Path, other: Path) -> Path:
     return other
 
 
-def protocol_of(run: Path) -> Protocol:
-    """The protocol that a run was made with; ``ValueError`` when it says none."""
-    path = run / "run.json"
-    if not path.is_file():
-        raise ValueError(f"there is no run of a benchmark in {str(run)!r}")
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))["protocol"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(path)!r} is damaged: predict again") from error
-    return Protocol.of(**told)
-
-
 def _root(run: Path) -> Path | None:
     root = json.loads((run / "run.json").read_text(encoding="utf-8")).get("root")
     return Path(root) if root and os.path.isdir(root) else None

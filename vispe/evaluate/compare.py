@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from vispe.evaluate import figures
 from vispe.evaluate.page import flat
+from vispe.evaluate.recall import EqualRecall, at_equal_recall
+from vispe.evaluate.recall import draw as draw_by_recall
 from vispe.evaluate.runs import TEXT, Run, printable, told_seconds, write_rows
 from vispe.files import write_atomically, write_json
 from vispe.metrics.bootstrap import auc_difference_interval
@@ -62,14 +64,16 @@ class Comparison:
     warnings: tuple[str, ...]
     settings: dict[str, tuple[str, ...]]  # what differs in how the runs were made: name -> a value for each run
     lines: tuple[Line, ...]
+    recalls: tuple[EqualRecall, ...] = ()
 
     @property
     def first(self) -> Run:
         return next(iter(self.runs.values()))
 
 
-def compare(runs: Sequence[Run], out: Path | None = None) -> Comparison:
-    """Hold runs against the first of them; into the folder ``out`` go compare.json, compare.png and differences.csv.
+def compare(runs: Sequence[Run], out: Path | None = None, recall: bool = False) -> Comparison:
+    """Hold runs against the first of them; into the folder ``out`` go compare.json, compare.png and differences.csv,
+    with ``recall`` (see ``vispe.evaluate.recall``) also recall.png.
 
     ``ValueError`` names the first thing in which benchmark, pairs or scoring are not the same.
     """
@@ -80,14 +84,22 @@ def compare(runs: Sequence[Run], out: Path | None = None) -> Comparison:
     named = dict(zip(LETTERS, runs, strict=False))
     settings = _settings(runs)
     lines = tuple(line for group in runs[0].scores["groups"] for line in _lines(named, group))
-    found = Comparison(runs=named, warnings=tuple(_warnings(named)), settings=settings, lines=lines)
+    matches, recalls = at_equal_recall(named) if recall else ({}, ())
+    found = Comparison(runs=named, warnings=tuple(_warnings(named)), settings=settings, lines=lines, recalls=recalls)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "compare.json", summary(found))
         write_rows(out / "differences.csv", differences(found))
         figure = draw(found)
         write_atomically(out / "compare.png", lambda path: figure.savefig(path, format="png"))
+        if recall:
+            curves = draw_by_recall(named, matches, _title(found))
+            write_atomically(out / "recall.png", lambda path: curves.savefig(path, format="png"))
     return found
+
+
+def _title(found: Comparison) -> str:
+    return f"{found.first.benchmark}, {found.first.pairs} pairs"
 
 
 # --- whether they can be compared -------------------------------------------------------------------------------------
@@ -242,6 +254,7 @@ def summary(found: Comparison) -> dict[str, Any]:
         "warnings": list(found.warnings),
         "settings": {name: list(values) for name, values in found.settings.items()},
         "auc": [{**vars(line), "apart": list(line.apart)} for line in found.lines],
+        "equal_recall": [vars(row) for row in found.recalls],
         "mean": {letter: run.scores["groups"]["all"]["mean"] for letter, run in found.runs.items()},
         "median": {letter: run.scores["groups"]["all"]["median"] for letter, run in found.runs.items()},
         "seconds": {letter: told_seconds(run) for letter, run in found.runs.items()},
@@ -266,8 +279,7 @@ def draw(found: Comparison) -> Figure:
         rivals = {letter: errors[letter][estimator] for letter in others}
         names = f"error of {a}, {first.unit}", f"error of {', '.join(others)}, {first.unit}"
         figures.draw_duel(axes[1][i], errors[a][estimator], rivals, names, max(at))
-    title = f"{first.benchmark}, {first.pairs} pairs"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=figures.INK, parse_math=False)
+    figure.suptitle(_title(found), x=0.01, ha="left", fontsize=12, color=figures.INK, parse_math=False)
     for warning in found.warnings[:1]:
         figure.supxlabel(warning, x=0.01, ha="left", fontsize=9, color=figures.WRONG, parse_math=False)
     return figure

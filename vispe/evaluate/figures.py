@@ -69,6 +69,16 @@ def draw_lines(axes: Axes, curves: Mapping[str, tuple[ArrayLike, ArrayLike]], x:
     _dress(axes, x, y)
 
 
+def draw_curve(axes: Axes, curves: Mapping[str, tuple[ArrayLike, ArrayLike]], x: str, y: str) -> None:
+    """Two parts of 1 against each other, one line a label, a dot at its end."""
+    for i, (label, (xs, ys)) in enumerate(curves.items()):
+        along, up = 100 * np.asarray(xs, dtype=np.float64), 100 * np.asarray(ys, dtype=np.float64)
+        axes.plot(along, up, label=label, **_series(i))
+        axes.plot(along[-1:], up[-1:], marker="o", **_series(i))
+    axes.set(xlim=(0, 100), ylim=(0, 101))
+    _dress(axes, x, y)
+
+
 def draw_counts(axes: Axes, matches: ArrayLike, errors: ArrayLike, at: Sequence[float], unit: str) -> None:
     """How many pairs have so many matches, split by how large their error is."""
     counts, found = np.asarray(matches, dtype=np.float64), np.asarray(errors, dtype=np.float64)

@@ -62,9 +62,9 @@ class Record:
     group: str
     matches: Array
     scores: Array
-    points: tuple[Array, Array] | None
     truth: dict[str, Any]
     seconds: float
+    points: tuple[Array, Array] | None = None  # the pair's own, of a matcher without a detector
 
     @classmethod
     def of(cls, key: str, entry: Entry) -> Record:

@@ -116,6 +116,18 @@ def about(run: Path) -> dict[str, Any]:
         raise ValueError(f"there is no usable run.json in {str(run)!r}: predict again") from error
 
 
+def protocol_of(run: Path) -> Protocol:
+    """The protocol that a run was made with; ``ValueError`` when it says none."""
+    path = run / "run.json"
+    if not path.is_file():
+        raise ValueError(f"there is no run of a benchmark in {str(run)!r}")
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))["protocol"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is damaged: predict again") from error
+    return Protocol.of(**told)
+
+
 class Cache:
     """The two files of a run, opened together and held against each other; use it in a ``with``."""
 

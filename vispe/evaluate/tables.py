@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vispe.evaluate.compare import Comparison, Line
+from vispe.evaluate.recall import sentences
 from vispe.evaluate.runs import amount, printable, told_seconds
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def show(found: Comparison, console: Console | None = None) -> None:
         console.print("", table, sep="\n")
     for table in _rest(found, console.width):
         console.print("", table, sep="\n")
+    for i, line in enumerate(sentences(found.recalls)):
+        say(line if i else f"\n{line}")
 
 
 def _making(found: Comparison, width: int) -> Iterator[Table]:

@@ -6,6 +6,7 @@ nothing is 0, as in glue-factory (``eval/utils.py``), so that a pair without mat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -103,6 +104,16 @@ def match_recall(matches: ArrayLike, gt0: ArrayLike) -> float:
     """
     index0, index1, truth = _matches(matches, gt0)
     return _ratio(int((truth[index0] == index1).sum()), int((truth >= 0).sum()))
+
+
+def precision_at_recall(scores: ArrayLike, right: ArrayLike, true: int, recall: float) -> float | None:
+    """The precision where only as many of the surest matches are kept as ``recall`` takes; None if all are too few.
+
+    ``scores [k]`` of matches, which of them are ``right [k]``, and how many ``true`` ones there are to find.
+    """
+    found = np.cumsum(np.asarray(right, dtype=bool)[np.argsort(-np.asarray(scores), kind="stable")])
+    k = int(np.searchsorted(found, max(math.ceil(recall * true), 1)))
+    return None if k == len(found) else float(found[k] / (k + 1))
 
 
 def _share(right: NDArray[np.bool_]) -> Array:

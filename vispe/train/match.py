@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from vispe.files import write_json
 from vispe.layers.assignment import nearest
 from vispe.losses.matching import IGNORED, matching_loss
 from vispe.metrics.auc import error_auc
+from vispe.metrics.matching import precision_at_recall
 from vispe.models import RATIO
 from vispe.models.lightglue import LightGlue, LightGlueSpec, MatchHead, Points
 from vispe.spec import Spec
@@ -322,12 +322,9 @@ def scored(pairs: EvalPairs, matched: Any) -> dict[str, Any]:
 
 
 def precision_at(rows: Sequence[Judged], recall: float) -> float | None:
-    """The precision where only as many of the surest matches are kept as ``recall`` takes; None if all are too few."""
+    """``precision_at_recall`` of all pairs together."""
     scores, right = (np.concatenate([getattr(row, name) for row in rows]) for name in ("scores", "right"))
-    found = np.cumsum(right[np.argsort(-scores, kind="stable")])
-    needed = max(math.ceil(recall * sum(row.true for row in rows)), 1)
-    k = int(np.searchsorted(found, needed))
-    return None if k == len(found) else float(found[k] / (k + 1))
+    return precision_at_recall(scores, right, sum(row.true for row in rows), recall)
 
 
 class Judged(NamedTuple):
