@@ -17,7 +17,9 @@ def model_rows() -> Table:
     rows: list[tuple[str, ...]] = []
     for name in MODELS:
         weights = facts(name)["weights"]
-        if packaged(weights):
+        if "shipped" in weights:
+            state = "ships with vispe"
+        elif packaged(weights):
             state = f"installed ({weights['carrier'].partition('/')[0]})"
         elif cached(weights).is_file():
             state = "in the cache"

@@ -26,10 +26,10 @@ from vispe.features import extractor as load_extractor
 from vispe.geometry.pose import Camera
 from vispe.geometry.robust import BACKENDS, MINIMUM_INLIERS, Backend, Geometry, Model, estimate
 from vispe.layers.assignment import Assignment, nearest
-from vispe.models import DETECTOR_FREE, EXTRACTORS, MATCHERS, NEIGHBOURS, RATIO
+from vispe.models import DETECTOR_FREE, EXTRACTORS, MATCHERS, NEIGHBOURS, RATIO, SHIPPED
 from vispe.models.lightglue import LightGlue, MatchOutput
 from vispe.weights import load
-from vispe.weights.files import told
+from vispe.weights.files import at_hand, told
 
 GEOMETRIES = (*MINIMUM_INLIERS, "none")
 UPRIGHT = ("auto", "0", "90", "180", "270")
@@ -50,8 +50,9 @@ class Matches:
 
     ``keypoints0 [m, 2]``, ``keypoints1 [n, 2]``; ``matches [k, 2]`` their index pairs, best score first; ``scores
     [k]``; ``inliers [k]`` agree with ``geometry`` (all False without a model; all True when no geometry was asked for).
-    ``rotation``: by how many degrees image 1 was turned counter-clockwise to match. ``seconds`` by stage. A matcher
-    without a detector has no ``extractor`` (None), and its keypoints are the matched points alone.
+    ``network``: whose weights matched, a model's name. ``rotation``: by how many degrees image 1 was turned
+    counter-clockwise to match. ``seconds`` by stage. A matcher without a detector has no ``extractor`` (None), and its
+    keypoints are the matched points alone.
     """
 
     keypoints0: np.ndarray
@@ -64,6 +65,7 @@ class Matches:
     size1: tuple[int, int]
     extractor: str | None
     matcher: str
+    network: str | None = None
     rotation: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -104,6 +106,7 @@ class Matches:
             "size1": list(self.size1),
             "extractor": self.extractor,
             "matcher": self.matcher,
+            "network": self.network,
             "num_keypoints0": len(self.keypoints0),
             "num_keypoints1": len(self.keypoints1),
             "num_matches": len(self),
@@ -189,10 +192,8 @@ class Matcher:
         _one_of("extractor", extractor, tuple(EXTRACTORS))
         _one_of("matcher", matcher, MATCHERS)
         _one_of("precision", precision, tuple(PRECISIONS))
-        network = EXTRACTORS[extractor] if matcher == "lightglue" else None
-        if matcher == "lightglue" and network is None:
-            network = trained_for(extractor, weights)
         _check_pairing(extractor, matcher, adaptive, weights, extractor_weights)
+        network = lightglue_for(extractor, weights) if matcher == "lightglue" else None
         self.matcher_name = matcher
         self.device = pick_device(device)
         self.precision = PRECISIONS[precision]
@@ -200,6 +201,7 @@ class Matcher:
         self.extract: Extractor | None = None
         self.whole: DetectorFree | None = None
         self.network: LightGlue | None = None
+        self.network_name = network
         if matcher in DETECTOR_FREE:
             self.whole = DetectorFree(
                 matcher, max_matches=max_keypoints, look=look, device=self.device, precision=self.precision,
@@ -249,8 +251,8 @@ class Matcher:
         return Matches(
             keypoints0=k0, keypoints1=k1, matches=pairs, scores=scores, geometry=model,
             inliers=np.ones(len(pairs), bool) if model is None else model.inliers, size0=f0.size, size1=f1.size,
-            extractor=self.extract.name if self.extract else None, matcher=self.matcher_name, rotation=90 * turns,
-            seconds=clock.seconds,
+            extractor=self.extract.name if self.extract else None, matcher=self.matcher_name,
+            network=self.network_name, rotation=90 * turns, seconds=clock.seconds,
         )  # fmt: skip
 
     def match_features(self, f0: Features, f1: Features) -> tuple[np.ndarray, np.ndarray]:
@@ -303,15 +305,19 @@ class Matcher:
         return best
 
 
-def trained_for(extractor: str, weights: Any) -> str:
-    """The name of the LightGlue in a file that was trained here, for an ``extractor`` that has no published one."""
+def lightglue_for(extractor: str, weights: Any = None) -> str:
+    """The name of the LightGlue for an ``extractor``'s features: that of a file trained here for them, else the
+    published one; without ``weights``, where its file is not on this machine, the small one that ships with vispe."""
     about = told(weights) if isinstance(weights, str | os.PathLike) else {}
-    if about.get("extractor") != extractor:
+    if about.get("extractor") == extractor:
+        return str(about["model"])
+    name = EXTRACTORS[extractor]
+    if name is None:
         raise ValueError(
             f"no LightGlue was published for {extractor}'s descriptors; use matcher 'mutual_nn', or give weights that "
             "vispe train made for it"
         )
-    return str(about["model"])
+    return SHIPPED[extractor] if weights is None and extractor in SHIPPED and not at_hand(name) else name
 
 
 def match(

@@ -26,8 +26,8 @@ from vispe.evaluate.records import fingerprint, image_key, pair_key, stored
 from vispe.evaluate.team import together
 from vispe.extract import WORKERS, Job, extract_into, features_made
 from vispe.features import Features
-from vispe.matching import Matcher
-from vispe.models import DETECTOR_FREE, EXTRACTORS
+from vispe.matching import Matcher, lightglue_for
+from vispe.models import DETECTOR_FREE
 from vispe.progress import track
 from vispe.spec import Spec
 from vispe.store import as_features
@@ -70,10 +70,10 @@ class Pipeline(Spec):
             }  # fmt: skip
         features = features_made(self.extractor, weights=self.extractor_weights, **given, **self.knobs)
         matches: dict[str, Any] = {"matcher": self.matcher, "features": features}
-        network = EXTRACTORS.get(self.extractor)
         if self.matcher == "lightglue":
             matches |= {"adaptive": self.adaptive, "precision": self.precision}
-            matches["weights"] = sha256(in_run(self.weights) if self.weights else locate(network or self.extractor))
+            matches["network"] = lightglue_for(self.extractor, self.weights)
+            matches["weights"] = sha256(in_run(self.weights) if self.weights else locate(matches["network"]))
         return features, matches
 
 

@@ -21,6 +21,7 @@ MODELS: dict[str, str] = {
     "lightglue_superpoint": "lightglue",
     "lightglue_sift": "lightglue",
     "lightglue_doghardnet": "lightglue",
+    "lightglue_sift_small": "lightglue",
     "loftr_outdoor": "loftr",
     "loftr_indoor": "loftr",
     "loftr_indoor_new": "loftr",
@@ -119,6 +120,7 @@ EXTRACTORS: dict[str, str | None] = {
     "sift": "lightglue_sift",
     "superpoint": "lightglue_superpoint",
 }
+SHIPPED = {"sift": "lightglue_sift_small"}  # taken where the published weights are not on this machine
 DETECTOR_FREE = {  # name of the matcher -> the model that matches whole images, without keypoints
     "loftr": "loftr_outdoor",
     "loftr_indoor": "loftr_indoor_new",

@@ -40,7 +40,10 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def packaged(weights: Mapping[str, Any]) -> Path | None:
-    """The file inside an installed package that carries it (``carrier = "package/path"``); imports nothing of it."""
+    """The file that ships with vispe (``shipped = "name"``, beside the facts), or inside an installed package that
+    carries it (``carrier = "package/path"``); imports nothing of it."""
+    if "shipped" in weights:
+        return shared("models") / str(weights["shipped"])
     package, _, rest = weights.get("carrier", "").partition("/")
     spec = importlib.util.find_spec(package) if package else None
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -57,6 +60,12 @@ def cached(weights: Mapping[str, Any]) -> Path:
     if file.partition(".")[0] in ("model", "pytorch_model"):  # hubs call every file so: the folder tells them apart
         file = f"{'-'.join(folders[:2])}-{file}"
     return cache_dir() / "weights" / file
+
+
+def at_hand(name: str) -> bool:
+    """Whether the official file of model ``name`` is on this machine."""
+    weights = facts(name)["weights"]
+    return bool(weights) and (packaged(weights) or cached(weights)).is_file()
 
 
 def locate(name: str) -> Path:
