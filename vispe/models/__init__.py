@@ -25,6 +25,7 @@ MODELS: dict[str, str] = {
     "loftr_indoor": "loftr",
     "loftr_indoor_new": "loftr",
     "loftr_coarse_bmvs": "loftr",
+    "efficient_loftr": "efficient_loftr",
     "vit_tiny_patch16_224": "vit",
     "vit_tiny_patch16_384": "vit",
     "vit_small_patch16_224": "vit",
@@ -123,6 +124,7 @@ DETECTOR_FREE = {  # name of the matcher -> the model that matches whole images,
     "loftr": "loftr_outdoor",
     "loftr_indoor": "loftr_indoor_new",
     "loftr_coarse": "loftr_coarse_bmvs",
+    "efficient_loftr": "efficient_loftr",
 }
 MATCHERS = ("lightglue", "mutual_nn", *DETECTOR_FREE)
 
