@@ -74,6 +74,24 @@ def test_a_small_image_is_named(state):
         DetectorFree("loftr_coarse", weights=state)(torch.rand(3, 64, 64), torch.rand(3, 4, 64), ("left", "tiny"))
 
 
+def test_an_image_matched_with_itself_by_a_network_that_refines_both(image):
+    """Random weights whose norms have seen the image: cells differ, and most find themselves."""
+    torch.manual_seed(0)
+    knobs = {"widths": (16, 16, 32, 64), "blocks": (1, 1, 1, 1), "depth": 1}
+    network = vispe.build("efficient_loftr", **knobs).train()
+    for norm in (m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+        norm.momentum = 1.0
+    with torch.no_grad():
+        network(image[None], image[None])
+        network._fine(network._side(image.mean(0)[None, None]))
+    f0, f1 = DetectorFree("efficient_loftr", weights=network.state_dict(), **knobs)(image, image)
+    assert len(f0) == len(f1) > 50
+    assert f0.size == (120, 160)
+    assert bool((f0.scores[:-1] >= f0.scores[1:]).all())
+    assert (f0.keypoints - f1.keypoints).norm(dim=1).median() < 1
+    assert bool(((f0.keypoints * 2) % 2 == 1).all())
+
+
 WRONG = [
     ({"extractor": "sift"}, "loftr matches whole images: it takes no extractor"),
     ({"extractor_weights": "x.pth"}, "no weights of one"),
@@ -92,7 +110,8 @@ def test_a_wrong_pipeline_says_so(wrong, message):
 
 def test_what_needs_keypoints_refuses(state):
     with pytest.raises(
-        ValueError, match="a detector-free matcher is one of loftr, loftr_indoor, loftr_coarse, got 'roma'"
+        ValueError,
+        match="a detector-free matcher is one of loftr, loftr_indoor, loftr_coarse, efficient_loftr, got 'roma'",
     ):
         DetectorFree("roma")
     with pytest.raises(ValueError, match="loftr_coarse matches images, not features"):

@@ -10,7 +10,6 @@ from torch import Tensor
 from vispe.data.resizing import to_original
 from vispe.features import Features, Look, pick_device
 from vispe.models import DETECTOR_FREE
-from vispe.models.loftr import LoFTR
 from vispe.weights import load
 
 
@@ -38,9 +37,7 @@ class DetectorFree:
             raise ValueError(f"max_keypoints must be at least 1, got {max_matches}")
         self.name, self.max_matches, self.look, self.precision = name, max_matches, look or Look(), precision
         self.device = pick_device(device)
-        network = load(DETECTOR_FREE[name], weights, **knobs)
-        assert isinstance(network, LoFTR)
-        self.network = network.to(self.device)
+        self.network = load(DETECTOR_FREE[name], weights, **knobs).to(self.device)
 
     @torch.inference_mode()
     def __call__(

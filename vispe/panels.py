@@ -103,6 +103,9 @@ PANELS: dict[str, Panel] = {
     "rotary 2-D, EVA": Panel(lambda g: rotation(axial.axial_timm(g, HEAD, reference=TRAINED)), "laid over 14x14"),
     "rotary 2-D, Perception Encoder": Panel(lambda g: rotation(axial.axial_pe(g, HEAD)), "laid over 24x24"),
     "rotary 2-D, SAM 2": Panel(lambda g: rotation(axial.axial_sam2(g, HEAD)), "base 10000, in cells"),
+    "rotary 2-D, EfficientLoFTR": Panel(
+        lambda g: rotation(axial.axial_efficient_loftr(g, HEAD)), "base 10000, in cells"
+    ),
     "rotary 2-D, DINOv3": Panel(_dinov3, "in [-1, 1]"),
     "rotary 2-D mixed": Panel(lambda g: rotation(axial.MixedAxial(HEAD, 1)(axial.cells(g))[0, 0]), "at initialisation"),
     LEARNED_BASIS: Panel(_lightglue, "at initialisation"),

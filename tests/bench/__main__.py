@@ -3,6 +3,7 @@
 from tests.bench import (
     bench_aliked,
     bench_detr,
+    bench_efficient_loftr,
     bench_mask2former,
     bench_matching,
     bench_position,
@@ -17,5 +18,6 @@ bench_aliked.main()
 bench_vit.main()
 bench_training.main([])
 bench_detr.main()
+bench_efficient_loftr.main()
 bench_mask2former.main()
 bench_segformer.main()

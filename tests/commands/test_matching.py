@@ -342,7 +342,10 @@ def test_demo(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path / "demo")) == ["matches.json", "matches.npz", "matches.png"]
 
 
-def test_a_matcher_without_a_detector(images, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("name", "model"), [("loftr_coarse", "loftr_coarse_bmvs"), ("efficient_loftr", "efficient_loftr")]
+)
+def test_a_matcher_without_a_detector(images, tmp_path, capfd, name, model):
     import json
 
     import numpy as np
@@ -350,20 +353,20 @@ def test_a_matcher_without_a_detector(images, tmp_path, capfd):
 
     import vispe
 
-    torch.save(vispe.build("loftr_coarse_bmvs").state_dict(), tmp_path / "w.pth")
+    torch.save(vispe.build(model).state_dict(), tmp_path / "w.pth")
     words = (
         "match",
         images / "left.png",
         images / "left.png",
         "--matcher",
-        "loftr_coarse",
+        name,
         "--weights",
         tmp_path / "w.pth",
     )
     assert vispe_(*words, "--resize", 256, "--out", tmp_path / "out") == 0
     capfd.readouterr()
     summary = json.loads((tmp_path / "out" / "matches.json").read_text())
-    assert (summary["extractor"], summary["matcher"]) == (None, "loftr_coarse")
+    assert (summary["extractor"], summary["matcher"]) == (None, name)
     with np.load(tmp_path / "out" / "matches.npz") as arrays:
         assert len(arrays["keypoints0"]) == len(arrays["matches"]) == summary["num_matches"]
     assert "takes no extractor" in complaint_of(capfd, *words, "--extractor", "sift")

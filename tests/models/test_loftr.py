@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vispe
-from vispe.models.loftr import VARIANTS, LoFTR, LoFTRSpec, convolve
+from vispe.models.loftr import VARIANTS, LoFTR, LoFTRSpec
 
 SMALL = LoFTRSpec(stem=8, widths=(8, 12, 16), depth=2, num_heads=4, threshold=0.0, border=1)
 OPTIMAL = SMALL.but(matching="optimal_transport", iterations=5, border=0)
@@ -157,16 +157,6 @@ def test_half_precision_stays_finite_and_points_stay_float32():
     with torch.inference_mode():
         exact = model.double()(a.double(), b.double())
     assert exact.keypoints1.dtype == torch.float64
-
-
-def test_a_norm_in_eval_mode_is_folded_into_its_convolution():
-    block = made(SMALL).backbone.stages[0][0]
-    x = torch.rand(2, 8, 9, 9)
-    torch.testing.assert_close(convolve(x, block.conv1, block.norm1), block.norm1(block.conv1(x)))
-    block.train()
-    before = block.norm1.running_mean.clone()
-    convolve(x, block.conv1, block.norm1)
-    assert not torch.equal(before, block.norm1.running_mean)
 
 
 def test_variants_are_the_published_networks():

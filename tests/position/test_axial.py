@@ -16,6 +16,7 @@ from vispe.position.axial import (
     MixedAxial,
     augment_dinov3,
     axial_dinov3,
+    axial_efficient_loftr,
     axial_pe,
     axial_ropevit,
     axial_sam2,
@@ -234,6 +235,28 @@ def test_sam2_refuses_partial_frames():
     for keys, excluded, message in ((33, 0, "33 keys"), (64, 1, "1 excluded"), (5, 6, "5 keys"), (30, -2, "-2")):
         with pytest.raises(ValueError, match=message):
             sam2_keys(angles, keys, excluded)
+
+
+# EfficientLoFTR
+
+
+def test_axial_efficient_loftr_by_hand():
+    """``width`` 8: frequencies 1, 0.01; pairs y, x, y, x; token 5 of 2 x 3 is x = 2, y = 1."""
+    angles = axial_efficient_loftr((2, 3), 8)
+    close(angles[5], torch.tensor([1.0, 2.0, 0.01, 0.02]))
+    close(axial_efficient_loftr((2, 3), 8, theta=(torch.ones(2), torch.zeros(2)))[5], torch.tensor([1.0, 0, 1.0, 0]))
+    with pytest.raises(ValueError, match="got 6"):
+        axial_efficient_loftr((2, 3), 6)
+
+
+def test_heads_share_the_frequencies_out_in_efficient_loftr():
+    """The first of 4 heads turns fastest, in both axes; each alone is rotary with frequencies of its own."""
+    heads = axial_efficient_loftr((3, 4), 32).unflatten(-1, (4, 4))
+    theta = axis_frequencies(32, 10000.0).view(4, 2)
+    for head in range(4):
+        own = axial_efficient_loftr((3, 4), 8, theta=(theta[head], theta[head]))
+        close(heads[:, head], own)
+    assert (heads[-1, :-1] > heads[-1, 1:]).all()
 
 
 # Of every family

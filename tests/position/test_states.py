@@ -216,6 +216,7 @@ CASES: dict[str, Case] = {
     "rotary 2-D, EVA": wheel(axial.axial_timm, reference=(16, 16)),
     "rotary 2-D, Perception Encoder": wheel(axial.axial_pe),
     "rotary 2-D, SAM 2": wheel(axial.axial_sam2),
+    "rotary 2-D, EfficientLoFTR": wheel(axial.axial_efficient_loftr),
     "rotary 2-D, DINOv3": Case(
         lambda _, x: turned(x, axial.axial_dinov3(axial.dinov3_coordinates(grid_of(x), device=x.device), WIDTH))
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vispe.position.grid import Grid
+
+Size = TypeVar("Size", bound=Hashable)
 
 
 def rectangles(mask: Bool[Tensor, "b h w"], images: Float[Tensor, "b c h w"]) -> list[Grid]:
@@ -24,9 +27,9 @@ def rectangles(mask: Bool[Tensor, "b h w"], images: Float[Tensor, "b c h w"]) ->
     return [(h, w) for h, w, _ in sides]
 
 
-def together(sizes: list[Grid]) -> dict[Grid, list[int]]:
-    """Which images share a size: ``{(h, w): [indices]}`` in order of appearance."""
-    groups: dict[Grid, list[int]] = {}
+def together(sizes: list[Size]) -> dict[Size, list[int]]:
+    """Which images, or pairs, share a size: ``{(h, w): [indices]}`` in order of appearance."""
+    groups: dict[Size, list[int]] = {}
     for i, size in enumerate(sizes):
         groups.setdefault(size, []).append(i)
     return groups

@@ -26,6 +26,7 @@ MODELS: dict[str, str] = {
     "loftr_indoor": "loftr",
     "loftr_indoor_new": "loftr",
     "loftr_coarse_bmvs": "loftr",
+    "efficient_loftr": "efficient_loftr",
     "vit_tiny_patch16_224": "vit",
     "vit_tiny_patch16_384": "vit",
     "vit_small_patch16_224": "vit",
@@ -125,6 +126,7 @@ DETECTOR_FREE = {  # name of the matcher -> the model that matches whole images,
     "loftr": "loftr_outdoor",
     "loftr_indoor": "loftr_indoor_new",
     "loftr_coarse": "loftr_coarse_bmvs",
+    "efficient_loftr": "efficient_loftr",
 }
 NEIGHBOURS = ("mutual_nn", "mutual_nn_ratio")  # mutual nearest neighbours of descriptors, and with Lowe's ratio test
 RATIO = 0.8  # of the distances to the nearest and to the next: hloc's, and OpenCV's examples'

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,9 @@ from torch import Tensor, nn
 
 from vispe.layers.assignment import Assignment, dual_softmax, mutual, optimal_transport
 from vispe.layers.attention import attend_linearly
+from vispe.layers.cells import CellMatches, check_pairs, inner, pixels
 from vispe.layers.detection import grey
+from vispe.layers.folding import convolve
 from vispe.layers.padding import rectangles, together
 from vispe.position.grid import Grid, at_least_float32
 from vispe.position.sine import sine_loftr, sine_loftr_legacy
@@ -86,20 +88,6 @@ class LoFTRSpec(Spec):
     def strides(self) -> tuple[int, int]:
         """Pixels that a coarse and a fine cell span: (8, 2), or (16, 4) with four stages."""
         return FINEST << len(self.widths) - 1, FINEST << len(self.widths) - 3
-
-
-class LoFTROutput(NamedTuple):
-    """The ``k`` matches of ``b`` pairs, pair by pair, in the order of image 0's cells.
-
-    ``keypoints0 [k, 2]``, ``keypoints1 [k, 2]``: (x, y) pixels of the tensors given, float32 at least; in image 0 the
-    cell's own pixel (a multiple of the stride), in image 1 refined. ``scores [k]``: coarse confidences. ``rows [k]``:
-    which pair of the batch.
-    """
-
-    keypoints0: Tensor
-    keypoints1: Tensor
-    scores: Tensor
-    rows: Tensor
 
 
 class ResidualBlock(nn.Module):
@@ -242,10 +230,7 @@ class Side:
 
     def inner(self, border: int) -> Tensor:
         """Which cells lie off the image's edge by ``border``, ``[b, n]``."""
-        rows, columns = (torch.arange(size, device=self.x.device) for size in self.grid)
-        h, w = self.sizes[:, :, None].unbind(1)
-        high, wide = (rows >= border) & (rows < h - border), (columns >= border) & (columns < w - border)
-        return (high[:, :, None] & wide[:, None]).flatten(1)
+        return inner(self.grid, self.sizes, border)
 
 
 class LoFTR(nn.Module):
@@ -270,11 +255,12 @@ class LoFTR(nn.Module):
 
     def forward(
         self, image0: Tensor, image1: Tensor, mask0: Tensor | None = None, mask1: Tensor | None = None
-    ) -> LoFTROutput:
+    ) -> CellMatches:
         """Match ``b`` pairs: ``image0 [b, 1 or 3, h, w]``, ``image1`` the same or of another size, in [0, 1].
 
         ``mask0 [b, h, w]``, ``mask1``: true where there is image, a rectangle at the upper left; padding may hold
-        anything. Any size will do. ``ValueError`` for wrong shapes, dtypes and masks.
+        anything. Any size will do. A point of image 0 is its cell's own pixel (a multiple of the stride), of image 1
+        refined. ``ValueError`` for wrong shapes, dtypes and masks.
         """
         s0, s1 = self._sides(image0, image1, mask0, mask1)
         found = self._assign(s0, s1)
@@ -282,10 +268,11 @@ class LoFTR(nn.Module):
         kept = (found.matches0 >= 0) & s0.inner(self.spec.border) & s1.inner(self.spec.border).gather(1, j)
         rows, i = kept.nonzero(as_tuple=True)
         j = j[rows, i]
-        points0, points1 = (self._pixels(index, side) for index, side in ((i, s0), (j, s1)))
+        stride, dtype = self.spec.strides[0], at_least_float32(s0.x).dtype
+        points0, points1 = (pixels(index, side.grid, stride, dtype) for index, side in ((i, s0), (j, s1)))
         if self.context is not None and len(rows):
             points1 = points1 + self._offsets(s0, s1, rows, i, j)
-        return LoFTROutput(points0, points1, found.scores0[rows, i], rows)
+        return CellMatches(points0, points1, found.scores0[rows, i], rows)
 
     def confidence(
         self, image0: Tensor, image1: Tensor, mask0: Tensor | None = None, mask1: Tensor | None = None
@@ -297,19 +284,10 @@ class LoFTR(nn.Module):
     # ----------------------------------------------------------------------------------------------------- coarse level
 
     def _sides(self, image0: Tensor, image1: Tensor, mask0: Tensor | None, mask1: Tensor | None) -> tuple[Side, Side]:
-        for image in (image0, image1):
-            self._check(image)
-        if len(image0) != len(image1):
-            raise ValueError(f"image0 has {len(image0)} pairs, image1 has {len(image1)}")
+        check_pairs(image0, image1, self.backbone.conv1.weight.dtype, "LoFTR")
         s0, s1 = self._side(image0, mask0), self._side(image1, mask1)
         s0.x, s1.x = self.coarse(s0.x, s1.x, s0.mask, s1.mask)
         return s0, s1
-
-    def _check(self, image: Tensor) -> None:
-        if image.ndim != 4 or image.shape[1] not in (1, 3) or 0 in image.shape:
-            raise ValueError(f"LoFTR takes images [b, 1 or 3, h, w], got {list(image.shape)}")
-        if image.dtype != self.backbone.conv1.weight.dtype:
-            raise ValueError(f"LoFTR's weights are {self.backbone.conv1.weight.dtype}, the image is {image.dtype}")
 
     def _side(self, image: Tensor, mask: Tensor | None) -> Side:
         """The coarse map of every image, position added, as tokens."""
@@ -360,12 +338,6 @@ class LoFTR(nn.Module):
         with torch.autocast(s0.x.device.type, enabled=False):
             return self._scaled(s0) @ self._scaled(s1).transpose(1, 2)
 
-    def _pixels(self, cells: Tensor, side: Side) -> Tensor:
-        """(x, y) of cells ``[k]``, ``[k, 2]``: cell (row, column) sits on pixel ``stride * (column, row)``."""
-        wide = side.grid[1]
-        xy = torch.stack((cells % wide, cells // wide), -1)
-        return (xy * self.spec.strides[0]).to(at_least_float32(side.x).dtype)
-
     # ------------------------------------------------------------------------------------------------------- fine level
 
     def _offsets(self, s0: Side, s1: Side, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -390,17 +362,6 @@ class LoFTR(nn.Module):
         step, near = self.spec.strides[0] // self.spec.strides[1], torch.arange(self.spec.window, device=cells.device)
         y, x = (step * each[:, None] + near for each in (cells // side.grid[1], cells % side.grid[1]))
         return fine[rows[:, None, None], y[:, :, None], x[:, None]].flatten(1, 2)
-
-
-def convolve(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
-    """``norm(conv(x))``; in eval mode as one convolution, a pass over the weights instead of one over the map."""
-    if norm.training:
-        return norm(conv(x))
-    assert norm.running_var is not None
-    assert norm.running_mean is not None
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-    weight, bias = conv.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
-    return F.conv2d(x, weight, bias, conv.stride, conv.padding)
 
 
 def _gathered(groups: list[tuple[list[int], Tensor]]) -> Tensor:

@@ -63,6 +63,9 @@ ENCODINGS: dict[str, Encoding] = {
     "rotary 2-D, EVA": Encoding("axial.axial_timm", "rotated", "Fang et al. 2023", "EVA-02, timm"),
     "rotary 2-D, Perception Encoder": Encoding("axial.axial_pe", "rotated", "Bolya et al. 2025", "PE"),
     "rotary 2-D, SAM 2": Encoding("axial.axial_sam2", "rotated", "Ravi et al. 2024", "SAM 2 memory attention"),
+    "rotary 2-D, EfficientLoFTR": Encoding(
+        "axial.axial_efficient_loftr", "rotated", "Wang et al. 2024, 3.2", "EfficientLoFTR"
+    ),
     "rotary 2-D, DINOv3": Encoding("axial.axial_dinov3", "rotated", "Simeoni et al. 2025", "DINOv3"),
     "rotary 2-D mixed": Encoding("axial.MixedAxial", "rotated", "Heo et al. 2024", "RoPE-ViT"),
     "rotary linear attention": Encoding("linear.rotary_linear_attention", "rotated", "Su et al. 2021, 3.3", "RoFormer"),

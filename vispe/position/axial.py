@@ -105,6 +105,24 @@ def axial_sam2(
     return axial_ropevit(grid, head_dim, base, theta=theta, device=device)
 
 
+def axial_efficient_loftr(
+    grid: Grid,
+    width: int,
+    base: float = 10000.0,
+    *,
+    theta: AxisFrequencies | None = None,
+    device: torch.device | None = None,
+) -> Float[Tensor, "n pairs"]:
+    """EfficientLoFTR (Wang et al. 2024, section 3.2): ``width`` is the *model's*, pairs go y, x, y, x, ..., base 10000.
+
+    Turn queries and keys before they are parted into heads: the first head gets the fastest frequencies of both axes,
+    the last the slowest. The original counts cells from 1, which no score sees.
+    """
+    theta_y, theta_x = _axes(width, base, theta, device)
+    x, y = cells(grid, device).unbind(-1)
+    return torch.stack((y[:, None] * theta_y, x[:, None] * theta_x), -1).flatten(1)
+
+
 def sam2_keys(angles: Float[Tensor, "n pairs"], num_keys: int, num_excluded: int = 0) -> Float[Tensor, "m pairs"]:
     """Angles of SAM 2's memory keys: those of one frame repeated, then ``num_excluded`` object pointers unturned.
 
