@@ -328,8 +328,9 @@ class LoFTR(nn.Module):
         if self.dustbin is not None:
             coarse = self._transport(s0, s1)
         else:
-            sim = self._masked_similarity(s0, s1)
+            sim, real = self._masked_similarity(s0, s1), _together(s0.mask, s1.mask)
             coarse = F.log_softmax(sim, 1) + F.log_softmax(sim, 2)
+            coarse = coarse if real is None else coarse.masked_fill(~real, -torch.inf)
         rows, i, j = pick(coarse.detach())
         moments = (None, None) if self.context is None else half_windows(self._heat(s0, s1, rows, i, j))
         return LoFTRLesson(coarse, rows, i, j, *moments)
