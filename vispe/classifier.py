@@ -25,10 +25,10 @@ from vispe.data.sources import folder_files
 from vispe.files import write_atomically
 from vispe.metrics.classification import Tally
 from vispe.weights import build
+from vispe.weights.files import CHECKPOINTS, checkpoint
 
 T = TypeVar("T")
 FORMAT = 1
-CHECKPOINTS = ("last.safetensors", "best.safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +133,9 @@ def _task(about: dict[str, Any]) -> str:
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
-    if not given.is_dir():
-        return given
-    found = next((given / name for name in CHECKPOINTS if (given / name).is_file()), None)
-    if found is None:
-        raise ValueError(f"{str(given)!r} holds no {' or '.join(CHECKPOINTS)}: it is no trained run, or not yet")
+    found = checkpoint(path)
+    if found.is_dir():
+        raise ValueError(f"{str(found)!r} holds no {' or '.join(CHECKPOINTS)}: it is no trained run, or not yet")
     return found
 
 

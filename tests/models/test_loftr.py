@@ -220,7 +220,10 @@ def test_a_norm_in_eval_mode_is_folded_into_its_convolution():
     block = made(SMALL).backbone.stages[0][0]
     x = torch.rand(2, 8, 9, 9)
     torch.testing.assert_close(convolve(x, block.conv1, block.norm1), block.norm1(block.conv1(x)))
-    block.train()
+    block = made(SMALL).backbone.stages[1][0].train()  # one that strides
+    wanted = block.short_norm(block.short(x))
+    torch.testing.assert_close(convolve(x, block.short, block.short_norm), wanted)
+    block = made(SMALL).backbone.stages[0][0].train()
     before = block.norm1.running_mean.clone()
     convolve(x, block.conv1, block.norm1)
     assert not torch.equal(before, block.norm1.running_mean)

@@ -446,6 +446,11 @@ class LoFTR(nn.Module):
 
 def convolve(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
     """``norm(conv(x))``; in eval mode as one convolution, a pass over the weights instead of one over the map."""
+    if norm.training and conv.kernel_size == (1, 1):
+        # oneDNN's gradient of a strided 1 x 1 convolution, channels last, writes past its memory where channels are no
+        # multiple of 16 (torch 2.14 on AVX-512): the pixels are taken first
+        step, _ = conv.stride
+        return norm(F.conv2d(x[..., ::step, ::step].contiguous(memory_format=torch.channels_last), conv.weight))
     if norm.training:
         return norm(conv(x))
     assert norm.running_var is not None

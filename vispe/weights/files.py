@@ -24,6 +24,7 @@ from vispe.paths import cache_dir, shared
 from vispe.weights.convert import WeightsError
 
 TIMEOUT = (10, 60)  # seconds to wait for a connection, and for the next bytes
+CHECKPOINTS = ("last.safetensors", "best.safetensors")  # of a run's folder, which stands for the first that it has
 WRAPPERS = ("state_dict", "model_state_dict", "model", "extractor")  # keys under which files keep their state dict
 
 
@@ -89,9 +90,16 @@ def sha256(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def checkpoint(path: str | os.PathLike[str]) -> Path:
+    """The file itself, or of a run's folder its last or best weights; other folders as they are."""
+    given = Path(path)
+    return next((given / name for name in CHECKPOINTS if (given / name).is_file()), given)
+
+
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or torch file; ``WeightsError`` for anything else. Nothing in it is run."""
-    path = Path(path)
+    """The tensors of a ``.safetensors`` or torch file, or of a run's folder; ``WeightsError`` for anything else.
+    Nothing in it is run."""
+    path = checkpoint(path)
     if not path.is_file():
         raise WeightsError(f"{path} is not a file" if path.exists() else f"no weights at {path}")
     try:
@@ -102,10 +110,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def told(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a file that vispe trained says of itself in its header (``model``, ``spec``, ...); empty for any other."""
+    """What a file that vispe trained, or a run's folder, says of itself in its header (``model``, ``spec``, ...); empty
+    for any other."""
     from safetensors import safe_open
 
-    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+    path = checkpoint(path)
+    if path.suffix != ".safetensors" or not path.is_file():
         return {}
     try:
         with safe_open(path, "pt") as opened:
