@@ -116,7 +116,7 @@ def match_dense(
 def _knobs(given: ModelSpec) -> dict[str, Any]:
     spec = variant(given)
     if not isinstance(spec, LoFTRSpec):
-        raise ValueError(f"{given.name} is no LoFTR")
+        raise ValueError(f"{given.name} is no LoFTR (task: match trains a LightGlue)")
     made = checked_knobs(given, spec)
     whole = spec.but(**made)
     if whole.fine_depth and whole.window < 3:
