@@ -246,17 +246,19 @@ def test_shipped_recipes_are_valid_and_say_their_command(path):
 
 @pytest.mark.slow
 def test_two_processes_are_one(photos, tmp_path):
-    """DDP over gloo, batch norms over both, gives the curve of one process (to float32: in float64 gradients agree to
-    1e-7)."""
+    """DDP over gloo, batch norms over both, gives the curve of one process, at a rate at which Adam's first steps
+    (signs of gradients) do not blow up what float32 rounds."""
     import yaml
 
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump({**DENSE, "data": {**DENSE["data"], "roots": [str(photos)]}}))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "VISPE_CACHE": str(tmp_path / "cache")}
     for name, words in (("one", []), ("two", ["run.devices=2", "run.strategy=ddp"])):
-        command = [sys.executable, "-m", "vispe", "train", str(path), *words, "train.epochs=2", "--out"]
-        subprocess.run([*command, str(tmp_path / name)], env=env, check=True, capture_output=True)
+        command = [sys.executable, "-m", "vispe", "train", str(path), *words, "train.epochs=2", "train.lr=1e-5"]
+        subprocess.run([*command, "--out", str(tmp_path / name)], env=env, check=True, capture_output=True)
     one, two = numbers(tmp_path / "one"), numbers(tmp_path / "two")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):
-        assert a == {key: pytest.approx(value, rel=5e-3, abs=2e-3) for key, value in b.items()}
+        norms = [row.pop("grad_norm", 0) for row in (a, b)]
+        assert norms[0] == pytest.approx(norms[1], rel=2e-2)
+        assert a == {key: pytest.approx(value, rel=1e-4, abs=1e-4) for key, value in b.items()}
