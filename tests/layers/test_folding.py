@@ -29,3 +29,9 @@ def test_a_norm_that_is_trained_keeps_its_statistics(pair):
     before = norm.running_mean.clone()
     convolve(torch.rand(2, 3, 9, 9), conv, norm.train())
     assert not torch.equal(before, norm.running_mean)
+
+
+def test_a_strided_pixel_wise_convolution_that_is_trained():
+    conv, norm = nn.Conv2d(8, 12, 1, 2, bias=False), nn.BatchNorm2d(12)
+    x = torch.rand(2, 8, 9, 9)
+    torch.testing.assert_close(convolve(x, conv, norm.train()), norm(conv(x)))

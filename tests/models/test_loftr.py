@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vispe
-from vispe.models.loftr import VARIANTS, LoFTR, LoFTRSpec
+from vispe.models.loftr import VARIANTS, LoFTR, LoFTRSpec, half_windows
 
 SMALL = LoFTRSpec(stem=8, widths=(8, 12, 16), depth=2, num_heads=4, threshold=0.0, border=1)
 OPTIMAL = SMALL.but(matching="optimal_transport", iterations=5, border=0)
@@ -145,6 +145,63 @@ def test_confidences_teach_every_part_of_the_coarse_level():
         coarse = [name for name, p in model.named_parameters() if name.startswith(("coarse", "dustbin"))]
         assert coarse
         assert all(model.get_parameter(name).grad.abs().sum() > 0 for name in coarse)
+
+
+def first_cells(scores):
+    """The first three cells of image 0 with the first three of image 1, of every pair."""
+    rows = torch.arange(len(scores)).repeat_interleave(3)
+    return rows, torch.arange(3).repeat(len(scores)) + 11, torch.arange(3).repeat(len(scores)) + 11
+
+
+@pytest.mark.parametrize("spec", [SMALL, OPTIMAL], ids=lambda spec: spec.matching)
+def test_a_lesson_is_what_inference_does(spec):
+    """Log-confidences are logarithms of the confidences, offsets those of inference in half windows, and each part of
+    the network learns from them."""
+    model, (a, b) = made(spec), images((64, 80), (64, 80))
+    told = model.lesson(a, b, first_cells)
+    torch.testing.assert_close(told.coarse[:, :80, :80].exp(), model.confidence(a, b), atol=1e-6, rtol=1e-4)
+    s0, s1 = model._sides(a, b, None, None)
+    torch.testing.assert_close(told.offsets * 4, model._offsets(s0, s1, told.rows, told.i, told.j))
+    assert bool(((told.deviation > 0) & (told.deviation < 2)).all())
+    model.train()
+    told = model.lesson(a, b, first_cells)
+    (told.coarse[:, :80, :80].square().mean() + told.offsets.square().sum()).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert bool(p.grad.isfinite().all()), name
+
+
+def test_heat_maps_of_known_moments():
+    """A heat map of one cell has no deviation; halves at both ends have mean 0 and deviation 1 along one axis."""
+    heat = torch.zeros(2, 5, 5)
+    heat[0, 1, 4] = 1.0
+    heat[1, 2, 0] = heat[1, 2, 4] = 0.5
+    mean, deviation = half_windows(heat)
+    torch.testing.assert_close(mean, torch.tensor([[1.0, -0.5], [0.0, 0.0]]))
+    torch.testing.assert_close(deviation, torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
+
+
+def test_a_lesson_has_one_pass_and_padding_matches_nothing():
+    """The convolutions see padding, as the original's; attention and matching do not."""
+    model = made(SMALL).train()
+    image0, mask0 = padded(images((64, 80), (48, 64)), (64, 80), 0.0)
+    image1, mask1 = padded(images((64, 80), (64, 48)), (64, 80), 0.0)
+    calls = []
+    model.backbone.register_forward_hook(lambda *_: calls.append(1))
+    told = model.lesson(image0, image1, first_cells, mask0, mask1)
+    assert len(calls) == 2
+    told.coarse[:, :3, :3].sum().backward()
+    assert bool(model.backbone.conv1.weight.grad.isfinite().all())
+    p = told.coarse.exp().unflatten(1, (8, 10)).unflatten(3, (8, 10))
+    assert not p[1, 6:].any()
+    assert not p[1, :, 8:].any()
+    assert not p[1, :, :, :, 6:].any()
+    assert p[1, :6, :8, :, :6].sum() > 0.5 * p[0].sum() / 4
+
+
+def test_a_lesson_without_a_fine_level_has_no_offsets():
+    told = made(SMALL.but(fine_depth=0)).lesson(*images((64, 80), (64, 80)), first_cells)
+    assert told.offsets is told.deviation is None
 
 
 def test_half_precision_stays_finite_and_points_stay_float32():

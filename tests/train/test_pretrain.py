@@ -282,7 +282,7 @@ def test_the_recipe_says_its_task(tmp_path, photos, capfd):
         assert "val_loss" in next(csv.reader(file))
     path.write_text(yaml.safe_dump({**TINY, "task": "paint"}))
     assert cli.main(["train", str(path), "--out", str(out)]) == 2
-    assert "task is one of classify, pretrain, segment, detect, match, got 'paint'" in capfd.readouterr().err
+    assert "segment, detect, match, match_dense, got 'paint'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/pretrain").glob("*.yaml")), ids=lambda p: p.stem)

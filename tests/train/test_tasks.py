@@ -15,5 +15,5 @@ def test_every_task_is_its_recipe():
 
 @pytest.mark.parametrize("task", ["walk", None, ["detect"]])
 def test_another_is_a_mistake_that_is_named(task):
-    with pytest.raises(ValueError, match="task is one of classify, pretrain, segment, detect, match, got"):
+    with pytest.raises(ValueError, match="task is one of classify, pretrain, segment, detect, match, match_dense, got"):
         task_of({"task": task})

@@ -20,7 +20,10 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 def counts(found: Matches) -> list[tuple[str, str]]:
     """Rows of who matched, how many keypoints, matches and inliers there are, and why there is no model if there is
     none."""
-    rows = [("matcher", found.network or found.matcher), ("keypoints", f"{len(found.keypoints0)}, {len(found.keypoints1)}")]
+    rows = [
+        ("matcher", found.network or found.matcher),
+        ("keypoints", f"{len(found.keypoints0)}, {len(found.keypoints1)}"),
+    ]
     rows += [("matches", str(len(found)))]
     rows += [("rotation of image 1", f"{found.rotation} degrees")] if found.rotation else []
     model = found.geometry

@@ -131,14 +131,15 @@ def optimal_transport(
         scores = F.pad(at_least_float32(sim), (0, 1, 0, 1))
         scores[:, :, -1], scores[:, -1] = dustbin, dustbin
         real0, real1 = F.pad(mask0, (0, 1), value=True), F.pad(mask1, (0, 1), value=True)
-        scores = scores.masked_fill(~(real0[:, :, None] & real1[:, None]), -INF)
+        gone = ~(real0[:, :, None] & real1[:, None])
+        scores = scores.masked_fill(gone, torch.finfo(scores.dtype).min / 2)  # of -inf alone, a sum's gradient is NaN
         mass0, mass1 = scores.new_zeros(b, m + 1), scores.new_zeros(b, n + 1)
         mass0[:, -1], mass1[:, -1] = mask1.sum(1).log(), mask0.sum(1).log()
         u, v = torch.zeros_like(mass0), torch.zeros_like(mass1)
         for _ in range(iterations):
             u = torch.where(real0, mass0 - (scores + v[:, None]).logsumexp(2), 0.0)
             v = torch.where(real1, mass1 - (scores + u[:, :, None]).logsumexp(1), 0.0)
-        return scores + u[:, :, None] + v[:, None]
+        return (scores + u[:, :, None] + v[:, None]).masked_fill(gone, -INF)
 
 
 def nearest(

@@ -3,6 +3,7 @@ one over the map. Done in every forward, so that weights may change and nothing 
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,6 +25,11 @@ def affine(norm: nn.BatchNorm2d) -> tuple[Float[Tensor, " c"], Float[Tensor, " c
 
 def convolve(x: Float[Tensor, "b c h w"], conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Float[Tensor, "b d hh ww"]:
     """``norm(conv(x))``; in eval mode as one convolution."""
+    if norm.training and conv.kernel_size == (1, 1):
+        # oneDNN's gradient of a strided 1 x 1 convolution, channels last, writes past its memory where channels are no
+        # multiple of 16 (torch 2.14 on AVX-512): the pixels are taken first
+        step, _ = conv.stride
+        return norm(F.conv2d(x[..., ::step, ::step].contiguous(memory_format=torch.channels_last), conv.weight))
     if norm.training:
         return norm(conv(x))
     weight, bias = folded(conv, norm)

@@ -13,9 +13,9 @@ What is different from other matchers of the zoo:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,22 @@ class LoFTRSpec(Spec):
     def strides(self) -> tuple[int, int]:
         """Pixels that a coarse and a fine cell span: (8, 2), or (16, 4) with four stages."""
         return FINEST << len(self.widths) - 1, FINEST << len(self.widths) - 3
+
+
+class LoFTRLesson(NamedTuple):
+    """What losses are made of, in the training of ``b`` pairs.
+
+    ``coarse [b, m, n]``: log-confidences of all pairs of cells; of a transport ``[b, m + 1, n + 1]``, dustbins last.
+    ``rows``, ``i``, ``j [k]``: the matches that were refined. ``offsets [k, 2]``: by how many half windows each moves
+    in image 1, ``deviation [k]`` of its heat map, both axes added up; both are None without a fine level.
+    """
+
+    coarse: Tensor
+    rows: Tensor
+    i: Tensor
+    j: Tensor
+    offsets: Tensor | None
+    deviation: Tensor | None
 
 
 class ResidualBlock(nn.Module):
@@ -281,19 +297,48 @@ class LoFTR(nn.Module):
         s0, s1 = self._sides(image0, image1, mask0, mask1)
         return self._confidence(s0, s1)
 
+    def lesson(
+        self,
+        image0: Tensor,
+        image1: Tensor,
+        pick: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+        mask0: Tensor | None = None,
+        mask1: Tensor | None = None,
+    ) -> LoFTRLesson:
+        """For training (3.5): all log-confidences, and the refinement of the matches (rows, i, j) that ``pick`` takes
+        from them; differentiable.
+
+        Images as in :meth:`forward`, but the convolutions take padding for a part of the picture, as the original's do:
+        a batch norm wants one pass.
+        """
+        s0, s1 = self._sides(image0, image1, mask0, mask1, seen=True)
+        if self.dustbin is not None:
+            coarse = self._transport(s0, s1)
+        else:
+            sim, real = self._masked_similarity(s0, s1), _together(s0.mask, s1.mask)
+            coarse = F.log_softmax(sim, 1) + F.log_softmax(sim, 2)
+            coarse = coarse if real is None else coarse.masked_fill(~real, -torch.inf)
+        rows, i, j = pick(coarse.detach())
+        moments = (None, None) if self.context is None else half_windows(self._heat(s0, s1, rows, i, j))
+        return LoFTRLesson(coarse, rows, i, j, *moments)
+
     # ----------------------------------------------------------------------------------------------------- coarse level
 
-    def _sides(self, image0: Tensor, image1: Tensor, mask0: Tensor | None, mask1: Tensor | None) -> tuple[Side, Side]:
+    def _sides(
+        self, image0: Tensor, image1: Tensor, mask0: Tensor | None, mask1: Tensor | None, *, seen: bool = False
+    ) -> tuple[Side, Side]:
         check_pairs(image0, image1, self.backbone.conv1.weight.dtype, "LoFTR")
-        s0, s1 = self._side(image0, mask0), self._side(image1, mask1)
+        s0, s1 = self._side(image0, mask0, seen), self._side(image1, mask1, seen)
         s0.x, s1.x = self.coarse(s0.x, s1.x, s0.mask, s1.mask)
         return s0, s1
 
-    def _side(self, image: Tensor, mask: Tensor | None) -> Side:
-        """The coarse map of every image, position added, as tokens."""
+    def _side(self, image: Tensor, mask: Tensor | None, seen: bool = False) -> Side:
+        """The coarse map of every image, position added, as tokens; ``seen``: the convolutions see padding."""
         x, stride = grey(image), self.spec.strides[0]
-        sizes = [(x.shape[-2], x.shape[-1])] * len(x) if mask is None else rectangles(mask, x)
-        groups = [(rows, self.backbone(x[rows, :, :h, :w])) for (h, w), rows in together(sizes).items()]
+        whole = [(x.shape[-2], x.shape[-1])] * len(x)
+        sizes = whole if mask is None else rectangles(mask, x)
+        parts = together(whole if seen else sizes)
+        groups = [(rows, self.backbone(x[rows, :, :h, :w])) for (h, w), rows in parts.items()]
         coarse = _gathered([(rows, maps[-1]) for rows, maps in groups])
         grid = coarse.shape[-2], coarse.shape[-1]
         x = coarse.flatten(2).transpose(1, 2).contiguous()
@@ -301,7 +346,7 @@ class LoFTR(nn.Module):
             x = x + POSITIONS[self.spec.position](grid, x.shape[-1], x.device).to(x.dtype)
         cells = torch.tensor([[-(-h // stride), -(-w // stride)] for h, w in sizes], device=x.device)
         side = Side(groups, x, grid, cells, None)
-        side.mask = side.inner(0) if len(groups) > 1 else None
+        side.mask = side.inner(0) if len(groups) > 1 or (seen and sizes != whole) else None
         return side
 
     def _scaled(self, side: Side) -> Tensor:
@@ -322,11 +367,14 @@ class LoFTR(nn.Module):
     def _confidence(self, s0: Side, s1: Side) -> Tensor:
         if self.dustbin is not None:
             return self._transport(s0, s1)[:, :-1, :-1].exp()
-        sim, real = self._similarity(s0, s1) / self.spec.temperature, _together(s0.mask, s1.mask)
-        if real is not None:
-            sim = sim.masked_fill(~real, torch.finfo(sim.dtype).min)
+        sim, real = self._masked_similarity(s0, s1), _together(s0.mask, s1.mask)
         scores = F.softmax(sim, 1) * F.softmax(sim, 2)
         return scores if real is None else scores.masked_fill(~real, 0)
+
+    def _masked_similarity(self, s0: Side, s1: Side) -> Tensor:
+        """Over the temperature; next to nothing where padding takes part."""
+        sim, real = self._similarity(s0, s1) / self.spec.temperature, _together(s0.mask, s1.mask)
+        return sim if real is None else sim.masked_fill(~real, torch.finfo(sim.dtype).min)
 
     def _transport(self, s0: Side, s1: Side) -> Tensor:
         """Logarithms ``[b, m + 1, n + 1]``, dustbins last."""
@@ -342,6 +390,13 @@ class LoFTR(nn.Module):
 
     def _offsets(self, s0: Side, s1: Side, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """By how many pixels each match moves in image 1, ``[k, 2]``: the mean of a heat map over its window (3.4)."""
+        heat = self._heat(s0, s1, rows, i, j)
+        reach = torch.arange(self.spec.window, dtype=heat.dtype, device=heat.device) - self.spec.window // 2
+        x, y = (heat.sum(1) * reach).sum(-1), (heat.sum(2) * reach).sum(-1)
+        return torch.stack((x, y), -1) * self.spec.strides[1]
+
+    def _heat(self, s0: Side, s1: Side, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """How much each cell of a window in image 1 is like the middle of image 0's, ``[k, window, window]``."""
         assert self.context is not None
         w0, w1 = (
             self.context(self._windows(side, rows, cells), side.x[rows, cells]) for side, cells in ((s0, i), (s1, j))
@@ -349,10 +404,7 @@ class LoFTR(nn.Module):
         w0, w1 = (at_least_float32(w) for w in self.fine(w0, w1))
         centre = w0[:, w0.shape[1] // 2]
         heat = ((w1 * centre[:, None]).sum(-1) / centre.shape[-1] ** 0.5).softmax(-1)
-        reach = torch.arange(self.spec.window, dtype=heat.dtype, device=heat.device) - self.spec.window // 2
-        heat = heat.unflatten(1, (self.spec.window, self.spec.window))
-        x, y = (heat.sum(1) * reach).sum(-1), (heat.sum(2) * reach).sum(-1)
-        return torch.stack((x, y), -1) * self.spec.strides[1]
+        return heat.unflatten(1, (self.spec.window, self.spec.window))
 
     def _windows(self, side: Side, rows: Tensor, cells: Tensor) -> Tensor:
         """The fine cells around coarse ``cells [k]`` of images ``rows [k]``, ``[k, window^2, c]``; zero outside."""
@@ -362,6 +414,16 @@ class LoFTR(nn.Module):
         step, near = self.spec.strides[0] // self.spec.strides[1], torch.arange(self.spec.window, device=cells.device)
         y, x = (step * each[:, None] + near for each in (cells // side.grid[1], cells % side.grid[1]))
         return fine[rows[:, None, None], y[:, :, None], x[:, None]].flatten(1, 2)
+
+
+def half_windows(heat: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean (x, y) ``[k, 2]`` of heat maps ``[k, window, window]`` in half windows, and the sum ``[k]`` of the
+    deviations along both axes, as the official code tells them apart."""
+    side = torch.linspace(-1, 1, heat.shape[1], dtype=heat.dtype, device=heat.device)
+    axes = torch.stack((heat.sum(1), heat.sum(2)), 1)
+    mean = (axes * side).sum(-1)
+    variance = (axes * side.square()).sum(-1) - mean.square()
+    return mean, variance.clamp(min=1e-10).sqrt().sum(1)
 
 
 def _gathered(groups: list[tuple[list[int], Tensor]]) -> Tensor:

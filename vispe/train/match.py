@@ -129,7 +129,7 @@ def match(
 def _knobs(given: ModelSpec) -> dict[str, Any]:
     spec = variant(given)
     if not isinstance(spec, LightGlueSpec):
-        raise ValueError(f"{given.name} is no LightGlue")
+        raise ValueError(f"{given.name} is no LightGlue (task: match_dense trains a LoFTR)")
     return checked_knobs(given, spec)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from vispe.spec import Spec
 from vispe.train.classify import fit
+from vispe.train.dense import DenseRecipe, match_dense
 from vispe.train.detect import DetectRecipe, detect
 from vispe.train.match import MatchRecipe, match
 from vispe.train.pretrain import PretrainRecipe, pretrain
@@ -20,6 +21,7 @@ TASKS: dict[Any, tuple[type[Spec], Trained]] = {
     "segment": (SegmentRecipe, segment),
     "detect": (DetectRecipe, detect),
     "match": (MatchRecipe, match),
+    "match_dense": (DenseRecipe, match_dense),
 }
 
 

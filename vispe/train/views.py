@@ -320,7 +320,7 @@ def view_features(
             if not loaded:
                 loaded.append(features.load(device))
             for k, (key, H) in enumerate(zip(keys, homographies, strict=True)):  # noqa: N806
-                found = _found(loaded[0], image, H, views, mixed(seed, _number(photo.name), k, 1))
+                found = loaded[0](seen_view(image, H, views, mixed(seed, _number(photo.name), k, 1)))
                 add_features(writer, key, found, content, H=H)
     return [photo.name for photo in photos if photo.name not in skipped], list(skipped.values())
 
@@ -381,13 +381,14 @@ def _packed(found: Sequence[Features], most: int) -> dict[str, Any]:
     return made | {"sizes": torch.tensor([one.size for one in found], dtype=torch.float32)}
 
 
-def _found(find: Extractor, image: Tensor, H: Array, views: ViewSpec, chance: int) -> Features:  # noqa: N803
+def seen_view(image: Tensor, H: Array, views: ViewSpec, chance: int) -> Float[Tensor, "3 h w"]:  # noqa: N803
+    """The view as a camera gives it: it looks different by ``chance``, and is rounded to bytes."""
     seen = drawn(image, H, views.size)
     if views.look:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(chance)
             seen = looks(views)(seen[None])[0]
-    return find((seen.clamp(0, 1) * 255).round() / 255)
+    return (seen.clamp(0, 1) * 255).round() / 255
 
 
 def _size(image: Tensor) -> Size:
