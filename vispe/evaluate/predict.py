@@ -31,6 +31,7 @@ from vispe.spec import Spec
 from vispe.store import as_features
 from vispe.weights.files import locate, sha256
 
+ANOTHER = "give --out another folder"
 BATCH, SECONDS = 64, 1.0  # pairs are on the disk once so many wait, or so much time has passed
 RECENT = 32  # images whose features are kept at hand: a data set's pairs share images with their neighbours
 
@@ -113,10 +114,11 @@ def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipel
     if team.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
     team.wait()
-    images = CacheWriter(out / "features.h5", features_by, names=names[0], keep=True, team=team)
+    images = CacheWriter(out / "features.h5", features_by, names=names[0], keep=True, team=team, otherwise=ANOTHER)
     matches = CacheWriter(  # both before any work: either may be one that was made otherwise
-        out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team
-    )
+        out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team,
+        otherwise=ANOTHER,
+    )  # fmt: skip
     with images:
         extract_into(images, team.share(jobs), find, shown=team.rank == 0, **work)
     with CacheReader(out / "features.h5") as features, matches:
