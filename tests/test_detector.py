@@ -11,6 +11,7 @@ from vispe.data.images import ImageError
 from vispe.data.scenes import EvalScenes
 from vispe.detector import Detector, SceneTally, around, kinds, load_detector, measure, pictured, save_detector
 from vispe.metrics.detection import average_precision
+from vispe.segmenter import colours
 from vispe.truth import truth_of
 
 pytest.importorskip("pycocotools", reason="the extra `detect` brings it")
@@ -129,3 +130,15 @@ def test_a_picture(root):
     assert picture.shape == image.shape
     assert picture[:, 10, 10].tolist() != [100, 100, 100]
     assert torch.equal(pictured(image, DATA, labels[:0], boxes[:0]), image)
+
+
+def test_names_stand_on_their_colour():
+    image = torch.full((3, 120, 200), 100, dtype=torch.uint8)
+    picture = pictured(image, DATA, np.array([0]), np.array([[-9.0, -9, 190, 110]]), np.array([0.5]))
+    shade = colours(len(DATA))[0]
+    filled = (picture == shade[:, None, None]).all(0)
+    rows, columns = filled.any(1).nonzero().flatten(), filled[4:10].any(0).nonzero().flatten()
+    assert filled[4:8, 4:30].float().mean() > 0.4, "a box behind the letters"
+    assert (int(rows[0]), int(columns[0])) < (4, 4), "inside the image"
+    ink = picture[:, 3:14, 3:60].flatten(1).T.unique(dim=0).tolist()
+    assert [0, 0, 0] in ink or [255, 255, 255] in ink

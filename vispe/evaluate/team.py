@@ -10,6 +10,7 @@ from typing import Any
 
 from vispe.cache import Team
 from vispe.data.images import ImageError
+from vispe.progress import quiet
 from vispe.weights.convert import WeightsError
 
 Share = Callable[[Team, str], object]
@@ -29,10 +30,11 @@ def together(share: Share, device: str, devices: int = 1, nodes: int = 1) -> boo
         return True
     fabric = _fabric(device, devices, nodes)
     if started_outside(nodes):
-        fabric.launch()
+        with quiet("lightning.fabric"):
+            fabric.launch()
         _member(fabric, share)
     else:
-        with _first_words():
+        with _first_words(), quiet("lightning.fabric"):
             # Bound, not handed over: Lightning looks into arguments and refuses frozen dataclasses there.
             fabric.launch(functools.partial(_member, share=share))
     return fabric.global_rank == 0
