@@ -102,6 +102,8 @@ def carried_out(
     where ``data`` is None.
     """
     folder = Path(out)
+    if not folder.is_dir():
+        check_writable(folder)
     done = finished_report(folder, recipe)
     if done is not None:
         say(f"this run is finished; its report is {folder / 'report.json'}")
