@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vispe.cache import CacheReader, CacheWriter, Team, as_key, as_name
+from vispe.cache import CacheReader, CacheWriter, Team, as_key, as_name, difference
 
 NAMES = ["a b/c.png", "a b-c.png", "a%20b.png", "é/ü.png", "..", ".", "x" * 300, "/abs/p.png", "line\nbreak", "a\0\0b"]
 
@@ -264,7 +264,7 @@ def test_a_file_made_otherwise_is_never_replaced(tmp_path):
     with CacheWriter(path, {"k": 1, "n": 2}):
         pass
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"it was made with k 1, not 3, m None, not 4; name another"):
+    with pytest.raises(ValueError, match=r"it was made with k 1, not 3, m None, not 4; give --out another name"):
         CacheWriter(path, {"k": 3, "n": 2, "m": 4})
     assert path.read_bytes() == before
 
@@ -292,6 +292,20 @@ def test_what_is_missing_at_the_end_is_said(tmp_path):
     assert not path.exists()
     with CacheWriter(path, {}) as writer:
         assert writer.has("a", "s"), "what was done is kept"
+
+
+def test_an_error_before_anything_was_done_leaves_nothing(tmp_path):
+    with pytest.raises(KeyError), CacheWriter(tmp_path / "f.h5", {}, keep=True):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_named_in_a_few_words():
+    one = {"weights": "a" * 64, "short": 640, "spec.width": 9, "categories": [[1, "x", True]] * 80}
+    assert difference(one, {**one, "short": 512}) == "short 640, not 512"
+    assert difference(one, {**one, "categories": []}) == "other categories"
+    assert difference(one, {**one, "weights": "b" * 64, "spec.width": 8, "categories": []}) == "other weights"
+    assert difference({}, dict.fromkeys("abcde", 1)).endswith("c None, not 1 and 2 more")
 
 
 def test_damage_is_noticed_when_it_is_read(tmp_path):

@@ -11,6 +11,7 @@ from vispe.data.images import ImageError
 from vispe.data.scenes import EvalScenes
 from vispe.detector import Detector, SceneTally, around, kinds, load_detector, measure, pictured, save_detector
 from vispe.metrics.detection import average_precision
+from vispe.segmenter import colours
 from vispe.truth import truth_of
 
 pytest.importorskip("pycocotools", reason="the extra `detect` brings it")
@@ -129,3 +130,14 @@ def test_a_picture(root):
     assert picture.shape == image.shape
     assert picture[:, 10, 10].tolist() != [100, 100, 100]
     assert torch.equal(pictured(image, DATA, labels[:0], boxes[:0]), image)
+
+
+def test_names_stand_on_their_colour():
+    image = torch.full((3, 120, 200), 100, dtype=torch.uint8)
+    picture = pictured(image, DATA, np.array([0]), np.array([[-9.0, -9, 190, 110]]), np.array([0.5]))
+    shade = colours(len(DATA))[0]
+    filled = (picture == shade[:, None, None]).all(0)
+    assert filled[5:12, 4:30].float().mean() > 0.4, "a box behind the letters"
+    assert filled[:20, :60].any(1).nonzero()[0] < 6
+    ink = picture[:, 5:13, 3:40].flatten(1).T.int()
+    assert ((ink.amax(1) < 40) | (ink.amin(1) > 215)).any(), "letters that are seen on it"

@@ -10,14 +10,19 @@ import vispe
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_onnx_file_gives_the_same_matches_for_any_count(tmp_path, features):
+def test_onnx_file_gives_the_same_matches_for_any_count(tmp_path, features, capfd):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the exported file")
     pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
     from vispe.export import export_onnx
 
     path = tmp_path / "lightglue.onnx"
     export_onnx("lightglue_aliked", path)
+    assert capfd.readouterr() == ("", "")
     session = runtime.InferenceSession(str(path))
+    named = shapes(session)
+    assert named["keypoints0"] == ["batch", "keypoints0", 2]
+    assert named["descriptors1"] == ["batch", "keypoints1", 128]
+    assert named["matches1"] == named["scores1"] == ["batch", "keypoints1"]
     network = vispe.load("lightglue_aliked")
     whole = features("chelsea", 512)
     for b, m, n in ((1, 512, 400), (2, 100, 300), (1, 0, 50), (1, 50, 0), (1, 1, 20), (1, 2, 2), (3, 0, 0)):
@@ -68,6 +73,11 @@ def session(path):
     return runtime.InferenceSession(str(path))
 
 
+def shapes(running):
+    """What the file calls the axes of its inputs and outputs."""
+    return {one.name: one.shape for one in (*running.get_inputs(), *running.get_outputs())}
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_detr_for_images_of_any_size(runs):
@@ -80,6 +90,10 @@ def test_a_detr_for_images_of_any_size(runs):
 
     export_onnx(str(runs / "detr.safetensors"), runs / "detr.onnx")
     running = session(runs / "detr.onnx")
+    assert shapes(running) == {
+        "images": ["batch", 3, "height", "width"], "mask": ["batch", "height", "width"],
+        "logits": ["batch", 7, 4], "boxes": ["batch", 7, 4],
+    }  # fmt: skip
     told = running.get_modelmeta().custom_metadata_map
     assert json.loads(told["classes"]) == ["red", "green", "blue"]
     assert json.loads(told["model"]) == "detr_resnet50"
@@ -104,6 +118,9 @@ def test_a_segformer_for_images_of_any_size(runs):
 
     export_onnx(str(runs / "segformer.safetensors"), runs / "segformer.onnx")
     running = session(runs / "segformer.onnx")
+    assert shapes(running) == {
+        "images": ["batch", 3, "height", "width"], "logits": ["batch", 3, "rows", "columns"]
+    }  # fmt: skip
     model = load_segmenter(runs / "segformer.safetensors").model
     draw = torch.Generator().manual_seed(0)
     for b, size in ((1, (64, 64)), (2, (96, 128)), (3, (100, 70)), (1, (161, 33))):
@@ -139,3 +156,11 @@ def test_a_file_has_its_own_weights(runs):
 
     with pytest.raises(ValueError, match="has its own weights; give a model's name to export others"):
         export_onnx(str(runs / "detr.safetensors"), runs / "x.onnx", weights="other.pth")
+
+
+def test_mistakes_are_named_before_the_model_is_loaded(tmp_path):
+    pytest.importorskip("onnxscript", reason="torch exports through onnxscript")
+    from vispe.export import export_onnx
+
+    with pytest.raises(OSError, match=r"cannot write '.*x\.onnx': there is no folder"):
+        export_onnx("no model at all", tmp_path / "no" / "x.onnx")

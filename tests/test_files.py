@@ -3,10 +3,12 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
-from vispe.files import atomic, write_atomically, write_json
+from vispe.files import atomic, check_file, check_writable, write_atomically, write_json
 
 
 def test_the_file_appears_when_the_block_ends(tmp_path):
@@ -101,3 +103,50 @@ def test_what_is_remembered_is_a_mapping_or_nothing(tmp_path):
     for text, known in (('{"a": 1}', {"a": 1}), ("[1]", {}), ("{", {}), ("", {})):
         path.write_text(text)
         assert remembered(path) == known
+
+
+KILLED = """
+import os, signal, sys
+from vispe.files import atomic
+with atomic(sys.argv[1]) as path:
+    path.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "x.json")], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".vispe-")
+    foreign = [tmp_path / name for name in (".vispe-notes", ".vispe-0123.h5", "x.txt")]
+    with atomic(tmp_path / "held") as held:
+        held.write_text("")
+        foreign.append(tmp_path / held.name.replace(held.name.split("-")[1], "00000000"))  # of another machine
+        for path in foreign:
+            path.write_text("")
+    code = "import sys; from vispe.files import write_json; write_json(sys.argv[1], 1)"
+    with atomic(tmp_path / "kept") as kept:  # of a process that lives
+        kept.write_text("")
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.json")], check=True)
+        assert kept.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", "held", "kept", *(path.name for path in foreign)}
+
+
+def test_mistakes_are_named_before_the_work(tmp_path, monkeypatch):
+    check_file(tmp_path / "x")
+    check_writable(tmp_path / "a" / "b")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "x").write_text("")
+    with pytest.raises(OSError, match="there is no folder"):
+        check_file(tmp_path / "a" / "x")
+    with pytest.raises(OSError, match=r"cannot write into .*x/a': .*x' is not a folder"):
+        check_writable(tmp_path / "x" / "a")
+
+    def refused(self, **knobs):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.touch", refused)
+    for check in (check_file, check_writable):
+        with pytest.raises(PermissionError) as caught:
+            check(tmp_path / "y")
+        assert str(caught.value) == f"cannot write {str(tmp_path / 'y')!r}: permission denied"

@@ -1,5 +1,6 @@
 """The bar changes nothing but the screen; threads that work ahead keep the order, the bounds and the errors."""
 
+import logging
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vispe.progress import ahead, track
+from vispe.progress import ahead, quiet, track
 
 
 def test_everything_comes_through_and_a_pipe_sees_nothing(capsys):
@@ -68,3 +69,12 @@ def test_an_error_comes_where_its_result_would():
 def test_several_threads_work():
     barrier = threading.Barrier(2, timeout=20)
     assert list(ahead(lambda x: barrier.wait() >= 0, range(2), 2)) == [True, True]
+
+
+def test_only_errors_are_said_while_it_is_quiet(caplog):
+    log = logging.getLogger("a.library")
+    with caplog.at_level(logging.INFO, "a"), quiet("a"):
+        log.warning("retrying")
+        log.error("broken")
+    log.warning("after")
+    assert [record.message for record in caplog.records] == ["broken", "after"]

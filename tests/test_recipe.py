@@ -76,7 +76,7 @@ def test_words_lie_on_top_of_the_file(tmp_path):
         ("part.count=1.5", "part.count must be a valid integer, got 1.5"),
         ("part.on=1", "part.on must be a valid boolean, got 1"),
         ("part.kind=c", "part.kind must be 'a' or 'b', got 'c'"),
-        ("part.lr=-1", "part: lr must be positive, got -1.0"),
+        ("part.lr=-1", "part.lr must be positive, got -1.0"),
         ("model.name=3", "model.name must be a valid string, got 3"),
         ("model.name.x=3", "'name' is 'x', which has no keys below it"),
         ("part=3", "part must be an object, got 3"),

@@ -31,6 +31,7 @@ import numpy as np
 from vispe.files import atomic
 
 SHARDS = "[!.]*.h5"  # not what `atomic` had begun when a run was killed
+MOST, LONG = 3, 40  # differences that are told, and letters of a value that is told
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +58,10 @@ class Team:
 class CacheWriter:
     """Collects entries for ``path``; see the head of this file.
 
-    A file that is there already and was ``made`` alike is extended; another is refused (``ValueError``), never
-    replaced. After an interruption what was done stays for the next writer that makes it alike; after an error it is
-    removed, unless ``keep``. An entry is on the disk once ``batch`` of them wait, or ``seconds`` have passed since the
-    last were written: no more than that is ever lost.
+    A file that is there already and was ``made`` alike is extended; another is refused (``ValueError``, ``otherwise``
+    says what to do), never replaced. After an interruption what was done stays for the next writer that makes it alike;
+    after an error it is removed, unless ``keep``. An entry is on the disk once ``batch`` of them wait, or ``seconds``
+    have passed since the last were written: no more than that is ever lost.
 
     ``names``: what must be there when the block ends, in this order, ahead of everything else that is there, or with
     ``exact`` instead of it; None: whatever was added.
@@ -77,7 +78,9 @@ class CacheWriter:
         batch: int = 1,
         seconds: float = 0.0,
         team: Team = Team(),
+        otherwise: str = "give --out another name",
     ) -> None:
+        self.otherwise = otherwise
         self.path, self.made = Path(path), json.dumps(made, sort_keys=True)
         self.names, self.exact, self.keep, self.batch, self.seconds, self.team = (
             names,
@@ -102,7 +105,7 @@ class CacheWriter:
         with closing(CacheReader(self.path)) as old:
             if json.dumps(old.made, sort_keys=True) != self.made:
                 told = difference(old.made, json.loads(self.made))
-                raise ValueError(f"will not replace {str(self.path)!r}: it was made with {told}; name another one")
+                raise ValueError(f"will not replace {str(self.path)!r}: it was made with {told}; {self.otherwise}")
             return old.hashes()
 
     def __enter__(self) -> Self:
@@ -160,7 +163,8 @@ class CacheWriter:
                 if lead:
                     self._assemble()
                 self.team.wait()
-            if lead and (kind is None or (issubclass(kind, Exception) and not self.keep)):
+            useless = kind is not None and issubclass(kind, Exception) and not (self.keep and self._shards())
+            if lead and (kind is None or useless):
                 shutil.rmtree(self.part)
         finally:
             if lead:
@@ -328,11 +332,15 @@ def as_name(key: str) -> str:
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What two ways of making differ in: ``"resize 480, not 1024"``."""
+    """What two ways of making differ in, in a few words: ``"resize 480, not 1024"``, ``"other weights"``."""
     odd = [k for k in {**was, **now} if was.get(k) != now.get(k)]
-    return ", ".join(f"{k} {_short(was.get(k))}, not {_short(now.get(k))}" for k in odd)
+    if "weights" in odd:  # then a network's shape and its labels differ for the same reason
+        odd = [k for k in odd if k != "categories" and not k.startswith("spec.")]
+    told = [_differing(k, was.get(k), now.get(k)) for k in odd]
+    return ", ".join(told[:MOST]) + (f" and {len(told) - MOST} more" if len(told) > MOST else "")
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _differing(name: str, one: object, other: object) -> str:
+    if max(len(repr(one)), len(repr(other))) > LONG:  # hashes, tables
+        return f"other {name}"
+    return f"{name} {one!r}, not {other!r}"

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries' remarks about themselves
-            options.run(options)
+            code = options.run(options) or 0
             if sys.stdout is not None:  # it may be closed
                 sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has left: `vispe list models | head -1`
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{options.prog}: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return code
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from vispe.classifier import load_trained, write_trained
@@ -38,6 +39,7 @@ from vispe.weights.files import fetched, told
 
 TASK = "detect"
 TOP = 100  # objects of an image
+LIGHT = (0.299, 0.587, 0.114)  # how bright red, green and blue are
 PUBLISHED_SIZES = (800, 1333)  # sides to which published networks bring images
 SPECS: tuple[type[Spec], ...] = (DETRSpec, Mask2FormerSpec)  # of the models that find objects
 Kind = Literal["boxes", "masks", "panoptic"]
@@ -283,7 +285,7 @@ def pictured(
     masks: Bool[np.ndarray, "n h w"] | None = None,
 ) -> UInt8[Tensor, "3 h w"]:
     """The image with masks in their classes' colours, and boxes around what can be counted, with names and scores."""
-    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+    from torchvision.utils import draw_segmentation_masks
 
     shades = [tuple(shade) for shade in colours(len(categories)).tolist()]
     own: Any = [shades[label] for label in labels.tolist()]
@@ -294,8 +296,16 @@ def pictured(
         return image
     names = [categories[labels[k]].name for k in things]
     told = names if scores is None else [f"{name} {scores[k]:.2f}" for name, k in zip(names, things, strict=True)]
-    shown: Any = [own[k] for k in things]
-    return draw_bounding_boxes(image, torch.from_numpy(boxes[things]), labels=told, colors=shown, width=2)
+    drawn = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    pen = ImageDraw.Draw(drawn)
+    for k, text in zip(things, told, strict=True):
+        shade, corners = own[k], [int(edge) for edge in boxes[k].tolist()]
+        pen.rectangle(corners, outline=shade, width=2)
+        at = (max(corners[0], 0) + 3, max(corners[1], 0) + 3)
+        left, top, right, bottom = pen.textbbox(at, text)
+        pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), fill=shade)
+        pen.text(at, text, fill="black" if np.dot(shade, LIGHT) > 128 else "white")
+    return torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
 
 
 def decoded(found: Found) -> Bool[np.ndarray, "n h w"] | None:

@@ -8,7 +8,8 @@ Outputs of fixed shape, whatever matched: ``matches0 [b, m]`` int64 (-1: none), 
 DETR and SegFormer take ``images [b, 3, h, w]`` float32, RGB in [0, 1] of any size; the normalisation is in the file.
 DETR has ``mask [b, h, w]`` bool besides, true where a batch holds image, and gives ``logits [b, q, classes + 1]`` and
 ``boxes [b, q, 4]`` (cx, cy, w, h as parts of the image); SegFormer ``logits [b, classes, h / 4, w / 4]``. The file's
-metadata have the names of the classes where they are known.
+metadata have the names of the classes where they are known. Dynamic axes are called ``batch``, ``keypoints0``,
+``keypoints1``, ``height``, ``width``, and of a SegFormer's cells ``rows`` and ``columns``.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from torch import Tensor, nn
 
 from vispe.classifier import task_of
 from vispe.detector import load_detector
-from vispe.files import atomic
+from vispe.files import atomic, check_file
 from vispe.layers.assignment import mutual
 from vispe.models import MODELS
 from vispe.models.detr import DETR
 from vispe.models.lightglue import LightGlue, Points
+from vispe.progress import quiet
 from vispe.segmenter import load_segmenter
 from vispe.weights import load
 
@@ -105,14 +107,16 @@ class Classes(Seeing):
         return self.network(self.normalised(images))
 
 
+Axes = dict[int, str]  # the names of those that are dynamic
+
+
 class _Job(NamedTuple):
-    """What torch's exporter is handed, beside the names that the file has."""
+    """What torch's exporter is handed, and the names that the file has: of inputs and outputs, and of their axes."""
 
     network: nn.Module
     example: tuple[Tensor, ...]
-    axes: tuple[dict[int, Any], ...]
-    inputs: list[str]
-    outputs: list[str]
+    inputs: dict[str, Axes]
+    outputs: dict[str, Axes]
 
 
 def export_onnx(name: str, out: str | os.PathLike[str], weights: Any = None, origin: str | None = None) -> None:
@@ -125,15 +129,20 @@ def export_onnx(name: str, out: str | os.PathLike[str], weights: Any = None, ori
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ValueError("exporting needs onnxscript: pip install 'vispe[export]'") from error
+    check_file(out)
     network, about = _network(name, weights, origin)
     job = _job(network)
-    with atomic(Path(out)) as path, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's talk about its own internals
+    # The exporter's talk about its own internals.
+    with atomic(Path(out)) as path, quiet("torch.onnx", "onnxscript", "onnx_ir"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            job.network.eval(), job.example, dynamo=True, dynamic_shapes=job.axes, verbose=False,
-            input_names=job.inputs, output_names=job.outputs,
+            job.network.eval(), job.example, dynamo=True, dynamic_shapes=tuple(job.inputs.values()), verbose=False,
+            input_names=list(job.inputs), output_names=list(job.outputs),
         )  # fmt: skip
         assert program is not None
+        for output, axes in zip(program.model.graph.outputs, job.outputs.values(), strict=True):
+            for axis, called in axes.items():  # else a formula of the inputs' names
+                output.shape[axis] = called  # type: ignore[index]
         program.model.metadata_props.update({key: json.dumps(value) for key, value in about.items()})
         program.save(path, external_data=False)
 
@@ -160,24 +169,29 @@ def _network(name: str, weights: Any, origin: str | None) -> tuple[nn.Module, di
 
 def _job(network: nn.Module) -> _Job:
     """What ``network`` is exported by; of a DETR the earlier layers' predictions are left out."""
-    dynamic = torch.export.Dim.DYNAMIC
-    axes = {0: dynamic, 2: dynamic, 3: dynamic}
+    images = {0: "batch", 2: "height", 3: "width"}
     if isinstance(network, LightGlue):
-        outputs = ["matches0", "matches1", "scores0", "scores1"]
-        return _Job(FixedDepth(network), _example(network), _axes(network), _inputs(network), outputs)
+        points = [{0: "batch", 1: f"keypoints{k}"} for k in "01"]
+        outputs = {f"{what}{k}": points[k] for what in ("matches", "scores") for k in (0, 1)}
+        return _Job(FixedDepth(network), _example(network), _inputs(network, points), outputs)
     if isinstance(network, DETR):
         network.spec = network.spec.but(auxiliary=False)
         mask = torch.ones(2, 70, 101, dtype=torch.bool)
         mask[1, 50:] = mask[1, :, 64:] = False
-        example, inputs = (torch.rand(2, 3, 70, 101), mask), ["images", "mask"]
-        return _Job(Boxes(network), example, (axes, {0: dynamic, 1: dynamic, 2: dynamic}), inputs, ["logits", "boxes"])
-    return _Job(Classes(network), (torch.rand(2, 3, 96, 128),), (axes,), ["images"], ["logits"])
+        inputs = {"images": images, "mask": {0: "batch", 1: "height", 2: "width"}}
+        outputs = {"logits": {0: "batch"}, "boxes": {0: "batch"}}
+        return _Job(Boxes(network), (torch.rand(2, 3, 70, 101), mask), inputs, outputs)
+    outputs = {"logits": {0: "batch", 2: "rows", 3: "columns"}}
+    return _Job(Classes(network), (torch.rand(2, 3, 96, 128),), {"images": images}, outputs)
 
 
-def _inputs(network: LightGlue) -> list[str]:
-    names = [f"{field}{k}" for k in "01" for field in ("keypoints", "descriptors", "size")]
-    extra = [f"{field}{k}" for k in "01" for field in ("scales", "orientations")]
-    return names + extra * network.spec.scale_and_orientation
+def _inputs(network: LightGlue, points: list[Axes]) -> dict[str, Axes]:
+    names: dict[str, Axes] = {}
+    for k, axes in enumerate(points):
+        names |= {f"keypoints{k}": axes, f"descriptors{k}": axes, f"size{k}": {0: "batch"}}
+    if network.spec.scale_and_orientation:
+        names |= {f"{field}{k}": axes for k, axes in enumerate(points) for field in ("scales", "orientations")}
+    return names
 
 
 def _example(network: LightGlue) -> tuple[Tensor, ...]:
@@ -192,13 +206,3 @@ def _example(network: LightGlue) -> tuple[Tensor, ...]:
     if network.spec.scale_and_orientation:
         example += [torch.rand(b, n) for n in (5, 5, 7, 7)]
     return tuple(example)
-
-
-def _axes(network: LightGlue) -> tuple[dict[int, Any], ...]:
-    b, m, n = (torch.export.Dim.DYNAMIC for _ in range(3))
-    axes: list[dict[int, Any]] = []
-    for count in (m, n):
-        axes += [{0: b, 1: count}, {0: b, 1: count}, {0: b}]
-    if network.spec.scale_and_orientation:
-        axes += [{0: b, 1: count} for count in (m, m, n, n)]
-    return tuple(axes)

@@ -1,10 +1,13 @@
-"""How far long work is: a bar with the rate and the time that is left, on stderr, where a person looks at it."""
+"""How far long work is: a bar with the rate and the time that is left, on stderr, where a person looks at it; and no
+library talking in between."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -51,3 +54,17 @@ def ahead(function: Callable[[T], R], items: Iterable[T], workers: int) -> Itera
         finally:
             for left in waiting:
                 left.cancel()
+
+
+@contextmanager
+def quiet(*libraries: str) -> Iterator[None]:
+    """What these loggers say below an error stays unsaid while the block runs."""
+    logs = [logging.getLogger(name) for name in libraries]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

@@ -21,6 +21,7 @@ from vispe.spec import Spec
 
 S = TypeVar("S", bound=Spec)
 T = TypeVar("T")
+LONG = 60  # letters of a value that a sentence still tells
 
 
 def read(path: str | os.PathLike[str], kind: type[S], overrides: Iterable[str] = ()) -> S:
@@ -76,6 +77,8 @@ def difference(one: Mapping[str, Any], two: Mapping[str, Any], at: str = "") -> 
             if found := difference(a, b, f"{name}."):
                 return found
         elif a != b:
+            if max(len(repr(a)), len(repr(b))) > LONG:
+                return f"{name} is another one"
             return f"{name} was {a!r} and is {b!r}"
     return None
 
@@ -167,8 +170,10 @@ def _sentence(errors: list[Any], at: str) -> str:
     if own["type"] == "missing":
         return f"{_joined(at, place)} is missing"
     if own["type"] == "value_error":  # a Spec's own words
-        where = _joined(at, place)
-        return f"{where}: {own['ctx']['error']}" if where else str(own["ctx"]["error"])
+        where, words = _joined(at, place), str(own["ctx"]["error"])
+        named = re.match(r"\w+", words)
+        own_key = named is not None and isinstance(own["input"], Mapping) and named[0] in own["input"]
+        return f"{where}{'.' if own_key else ': '}{words}" if where else words
     union = [error for error in same if error["input"] == own["input"]] if len(same) > 1 else [own]
     said = list(dict.fromkeys(error["msg"].replace("Input should be ", "") for error in union))
     names = [part for part in place if part not in ("int", "float", "str", "bool", "none")]

@@ -133,7 +133,7 @@ def test_mistakes(hpatches, tmp_path, complaint):
     assert "got 'opencv=one'" in complaint(*root, *SIFT, "--threshold", "opencv=one")
     assert "must be positive numbers, got [-1.0]" in complaint(*root, *SIFT, "--threshold", "-1")
     assert "whole number" in complaint(*root, *SIFT, "--max-keypoints", "0")
-    assert "devices and nodes are at least 1" in complaint(*root, *SIFT, "--devices", "0")
+    assert "argument --devices: a whole number of at least 1" in complaint(*root, *SIFT, "--devices", "0")
     assert "there is no run of a benchmark" in complaint("evaluate", "score", tmp_path / "none")
     assert "no folder" in complaint("evaluate", "compare", tmp_path / "none")
     assert "--homography" in complaint("evaluate", "images", hpatches / "v_one/1.ppm")

@@ -31,18 +31,24 @@ def test_mistakes_of_classify(place, tmp_path, complaint):
     assert "there is no checkpoint" in complaint(*classify, "none", "--data", place / "photos")
     assert "--size is N or HxW" in complaint(*classify, place / "run", "--data", place / "photos", "--size", "3x")
     assert "CHECKPOINT, --data" in complaint(*classify)
+    words = (*classify, place / "run", "--data", place / "photos")
+    assert "argument --batch: a whole number of at least 1 is needed, got '0'" in complaint(*words, "--batch", 0)
+    assert "--out is a file FILE.json, got 'e.csv'" in complaint(*words, "--out", "e.csv")
+    assert "cannot write 'no/e.json': there is no folder" in complaint(*words, "--out", "no/e.json")
 
 
 def test_semantic_agrees_with_the_report(segmented, tmp_path, capfd):
     words = ("--data", segmented / "scenes", "--out", tmp_path / "e.json")
     assert vispe_("evaluate", "semantic", segmented / "run", *words) == 0
-    assert capfd.readouterr().out.split()[:4] == ["short", "side", "images", "mIoU"]
+    out = capfd.readouterr().out.splitlines()
+    assert out[0] == f"segformer_b0, 5 images of {segmented / 'scenes'}"
+    assert out[1].split()[:4] == ["short", "side", "miou", "pixel_accuracy"]
     (told,) = json.loads((tmp_path / "e.json").read_text())["results"]
     report = json.loads((segmented / "run" / "report.json").read_text())
-    assert told["miou"] == report["miou"]
-    assert told["per_class"] == report["per_class"]
+    assert told["numbers"]["semantic"]["miou"] == report["miou"]
+    assert told["per_class"]["semantic"] == report["per_class"]
     assert vispe_("evaluate", "semantic", segmented / "run", *words, "--size", "20", "60") == 0
-    assert [one["short"] for one in json.loads((tmp_path / "e.json").read_text())["results"]] == [20, 60]
+    assert [one["made"]["short"] for one in json.loads((tmp_path / "e.json").read_text())["results"]] == [20, 60]
 
 
 def test_mistakes_of_semantic(segmented, place, tmp_path, complaint):
@@ -53,3 +59,6 @@ def test_mistakes_of_semantic(segmented, place, tmp_path, complaint):
     assert "--size is N" in complaint(*semantic, segmented / "run", "--data", segmented / "scenes", "--size", "3x")
     said = complaint(*semantic, segmented / "run", "--data", segmented / "scenes", "--void", "-1")
     assert "holds the index 255, but 3 classes have 0 to 2" in said
+    words = (*semantic, segmented / "run", "--data", segmented / "scenes")
+    assert "--out is a folder, for a report and predictions, or FILE.json" in complaint(*words, "--out", "e.csv")
+    assert "argument --workers: a whole number of at least 0" in complaint(*words, "--workers", -1)

@@ -71,6 +71,11 @@ def test_libraries_that_are_not_there_are_named(complaint, monkeypatch):
 
 def test_mistakes_of_ablation(place, complaint):
     assert "none.yaml" in complaint("ablate", "none.yaml")
+    said = complaint("ablate", place / "tiny.yaml")
+    assert "is no ablation, one training: vispe train" in said
+    assert "is an ablation: vispe ablate configs/ablate/fashion_mnist.yaml runs it" in complaint(
+        "train", "configs/ablate/fashion_mnist.yaml"
+    )
     assert "there is no whats" in complaint("ablate", "configs/ablate/fashion_mnist.yaml", "whats=1")  # shipped
 
 
@@ -89,7 +94,7 @@ def test_a_recipe_with_ways_is_of_resolutions(monkeypatch):
 def test_predict_a_folder_with_a_broken_image(place, tmp_path, capfd):
     write_images(tmp_path / "new", train=2, val=1)
     (tmp_path / "new" / "a.jpg").write_text("junk")
-    assert vispe_("predict", place / "run", tmp_path / "new", "--out", tmp_path / "p.csv", "--top", 1) == 0
+    assert vispe_("predict", place / "run", tmp_path / "new", "--out", tmp_path / "p.csv", "--top", 1) == 2
     out, err = capfd.readouterr()
     assert f"wrote {tmp_path / 'p.csv'}: 6 images, 1 could not be read" in out
     assert "a.jpg" in err
@@ -118,7 +123,13 @@ def test_mistakes_with_a_checkpoint(place, tmp_path, complaint):
     assert "--size is N or HxW in pixels, got '3x'" in complaint("predict", place / "run", image, "--size", "3x")
     assert "17" in complaint("predict", place / "run", image, "--size", "17")
     assert "device 'cud'" in complaint("predict", place / "run", image, "--device", "cud")
-    assert "looks at one --size, got 2" in complaint("predict", place / "run", image, "--size", "16", "24")
+    assert "--threshold is of objects" in complaint("predict", place / "run", image, "--threshold", "0.5")
+    assert "--weights and --origin belong to --model" in complaint("predict", place / "run", image, "--weights", "x")
+    assert "--out is a file FILE.csv, got 'there'" in complaint("predict", place / "run", image, "--out", "there")
+    for option in ("--batch", "--top"):
+        assert f"argument {option}: a whole number of at least 1" in complaint(
+            "predict", place / "run", image, option, 0
+        )
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
@@ -128,7 +139,7 @@ def test_predict_writes_masks(segmented, tmp_path, capfd):
     images = sorted((segmented / "scenes" / "val" / "images").iterdir())
     (tmp_path / "junk.png").write_text("junk")
     words = ("predict", segmented / "run", *images, tmp_path / "junk.png", "--out", tmp_path / "masks")
-    assert vispe_(*words) == 0
+    assert vispe_(*words) == 2
     out, err = capfd.readouterr()
     assert out == f"wrote {tmp_path / 'masks'}: 5 images, 1 could not be read\n"
     assert "junk.png" in err

@@ -4,7 +4,18 @@ import argparse
 
 import pytest
 
-from vispe.commands.words import command, extraction, inference, kinds_of, knobs, short_of, size_of
+from vispe.commands.words import (
+    at_least,
+    command,
+    extraction,
+    fitting_of,
+    folder_of,
+    inference,
+    kinds_of,
+    knobs,
+    short_of,
+    size_of,
+)
 
 
 @pytest.fixture
@@ -64,8 +75,11 @@ def test_the_defaults_are_the_library_s():
 
 
 def test_inference_is_as_trained_unless_told():
-    assert vars(read(inference)) == {"size": [], "batch": 32, "device": "auto"}
-    assert read(inference, "--size", "16", "16x24").size == ["16", "16x24"]
+    def declared(add):
+        inference(add, "N", "sides")
+
+    assert vars(read(declared)) == {"size": [], "batch": 32, "device": "auto"}
+    assert read(declared, "--size", "16", "16x24").size == ["16", "16x24"]
 
 
 def test_sizes_are_height_by_width():
@@ -84,3 +98,21 @@ def test_a_short_side():
     for text in ("0", "32x32", "-3", ""):
         with pytest.raises(ValueError, match="--size is N, the short side in pixels"):
             short_of(text)
+
+
+def test_mistakes_are_named_of_counts_sizes_and_folders(tmp_path):
+    assert (at_least(0)("0"), at_least(1)("12")) == (0, 12)
+    for text in ("0", "-3", "x", "1.5", "", "--1"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"a whole number of at least 1 is needed, got '{text}'"):
+            at_least(1)(text)
+    assert (fitting_of("480"), fitting_of("480x800")) == ((480, None), (480, 800))
+    for text in ("800x480", "x", "0", "1x2x3"):
+        with pytest.raises(ValueError, match="--size is N or NxM, the short side and the most of the long one"):
+            fitting_of(text)
+    assert folder_of(tmp_path / "v1.2", "runs") == tmp_path / "v1.2"
+    (tmp_path / "odd.csv").mkdir()
+    assert folder_of(tmp_path / "odd.csv", "runs") == tmp_path / "odd.csv"
+    (tmp_path / "file").write_text("")
+    for name in ("file", "x.csv", "x.JSON"):
+        with pytest.raises(ValueError, match="--out is a folder, for runs, got"):
+            folder_of(tmp_path / name, "runs")

@@ -219,7 +219,11 @@ def test_images_in_folders_below(tmp_path):
             "whole number",
         ),
         ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "b"}, {"id": 1, "name": "c"}]}', "twice"),
-        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "b"}]}', "none of its 0 images"),
+        (
+            '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "b"}, {"id": 7, "name": "b"}]}',
+            "categories 1 and 7 are both called 'b'",
+        ),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "b"}]}', "the file has no images"),
     ],
 )
 def test_a_file_that_is_none(tmp_path, text, reason):

@@ -64,11 +64,3 @@ def test_classes_that_are_lacking_are_named(tmp_path):
     assert classes(DATA[:1], data, "coco-panoptic", partial=True).asked.tolist() == [True, False, False]
     with pytest.raises(ValueError, match="none of its classes is known"):
         classes([Category(1, "cup")], data, "coco-panoptic", partial=True)
-
-
-def test_two_categories_of_one_name_are_refused(tmp_path):
-    data = opened(write_scenes(tmp_path))
-    twice = [Category(3, "car"), Category(18, "car")]
-    object.__setattr__(data, "categories", tuple(twice))
-    with pytest.raises(ValueError, match="calls two categories 'car'"):
-        classes(DATA, data, "coco-detection")

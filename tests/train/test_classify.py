@@ -171,19 +171,28 @@ def test_the_starting_file_may_be_gone(tiny, tmp_path, monkeypatch):
     ("words", "said"),
     [
         (("train.batch_size=64",), "40 training images are fewer than a batch of 64"),
-        (("train.accumulate=3",), "batch of 8 does not divide into 1 processes x 3 accumulated parts"),
+        (("train.accumulate=3",), "train.batch_size=8 does not divide into 1 processes"),
         (("evaluate_at=[17]",), "17"),
         (("train.size=18",), "18"),
         (("model.channels=1",), "photographs have 3 channels, the model takes 1"),
         (("run.strategy=fsdp", "train.ema=null"), "fsdp shards over GPUs"),
+        (("run.accelerator=gpu",), "run.accelerator=gpu: torch finds no GPU here"),
     ],
 )
 def test_what_does_not_fit_is_said_before_training(tiny, tmp_path, words, said):
-    if "fsdp" in said and torch.cuda.is_available():
+    if "GPU" in said and torch.cuda.is_available():
         pytest.skip("there are GPUs here")
     with pytest.raises(ValueError, match=said):
         fit(tiny(*words), tmp_path / "run", say=quiet)
-    assert not (tmp_path / "run" / "metrics.csv").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_are_named_before_the_data_are_opened(tiny, tmp_path):
+    with pytest.raises(ValueError, match="not a whole number of patches"):
+        fit(tiny("evaluate_at=[17]", "data.root=/nowhere"), tmp_path / "run", say=quiet)
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OSError, match=r"cannot write into .*run': .*run' is not a folder"):
+        fit(tiny("data.root=/nowhere"), tmp_path / "run", say=quiet)
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 import pytest
 
+from vispe import recipe
 from vispe.data.classification import DataSpec
+from vispe.train.detect import DetectRecipe
 from vispe.train.spec import ClassifyRecipe, ModelSpec, RunSpec, TrainSpec, pair
 
 
@@ -52,3 +54,21 @@ def test_averages_need_whole_weights():
 def test_one_number_is_a_square():
     assert pair(3) == (3, 3)
     assert pair((2, 3)) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("train.validate_every=7", "train.validate_every, 7, does not divide 2 epochs"),
+        ("augment.eval_short=0", "augment.eval_short is at least 1 pixel, got 0"),
+        ("data.first=0", "data.first is a number of images of at least 1, got 0"),
+        ("run.devices=0", "run.devices is at least 1, got 0"),
+        ("run.devices=2", "train.batch_size=3 does not divide into 2 processes (run.devices x run.num_nodes) x"),
+    ],
+)
+def test_mistakes_are_named_by_their_key(word, said):
+    given = {"task": "detect", "model": {"name": "detr_resnet50"}, "data": {}, "train": {"epochs": 2, "batch_size": 3}}
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        recipe.of(given, DetectRecipe, [word])
+    assert str(caught.value).startswith(said)
+    assert len(str(caught.value)) < 120

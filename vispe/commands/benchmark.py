@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vispe.commands.printing import print_rows
-from vispe.commands.words import command, pairing, processes
+from vispe.commands.words import at_least, command, pairing, processes
 from vispe.models import EXTRACTORS
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _scoring(add: Any) -> None:
         choices=("threshold",),
         help="the whole curve of AUC by inlier threshold: tune.json, and in the report",
     )
-    add("--workers", type=int, default=1, metavar="N", help="processes that score; default %(default)s")
+    add("--workers", type=at_least(1), default=1, metavar="N", help="processes that score; default %(default)s")
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------

@@ -59,9 +59,10 @@ class DataSpec(Spec):
             raise ValueError("say data.root=FOLDER (or a zip), or data.name=DATASET of torchvision")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"val_fraction lies between 0 and 1, got {self.val_fraction}")
-        for limit in (self.train_limit, self.val_limit):
+        for name in ("train_limit", "val_limit"):
+            limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise ValueError(f"a limit is at least 1 image, got {limit}")
+                raise ValueError(f"{name} is at least 1 image, got {limit}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,14 +181,16 @@ def open_coco(
     folder, path = Path(images).expanduser(), Path(annotations).expanduser()
     if not folder.is_dir():
         raise ValueError(f"there is no folder of images {str(folder)!r}")
-    reading = _Reading(folder, path, content := _content(path))
+    content, drawn = _content(path), path.with_suffix("") if pngs is None else Path(pngs).expanduser()
+    reading = _Reading(folder, path, content, drawn)
     if bad == "refuse" and reading.problems:
         others = f" (and {len(reading.problems) - 1} more)" if len(reading.problems) > 1 else ""
         raise ValueError(f"{reading.problems[0]}{others}; data.corrupt=skip, or --bad skip, goes on without")
-    if not reading.numbers:
+    if not content["images"]:
+        raise ValueError(f"{path}: the file has no images")
+    if len(reading.numbers) == len(reading.undrawn):
         raise ValueError(f"{path}: none of its {len(content['images'])} images can be used")
-    made = reading.made(Path(pngs).expanduser() if pngs is not None else path.with_suffix(""))
-    return dataclasses.replace(made, bad=bad)
+    return dataclasses.replace(reading.made(), bad=bad)
 
 
 def check_classes(data: Coco, head: int | Sequence[str]) -> None:
@@ -240,8 +242,8 @@ def _content(path: Path) -> dict[str, Any]:
 class _Reading:
     """The columns of a file while they grow, and what is wrong with it."""
 
-    def __init__(self, images: Path, path: Path, content: dict[str, Any]) -> None:
-        self.images, self.path = images, path
+    def __init__(self, images: Path, path: Path, content: dict[str, Any], pngs_at: Path) -> None:
+        self.images, self.path, self.pngs_at = images, path, pngs_at
         self.problems: list[str] = []
         self.clipped: list[str] = []
         self.categories = self._categories(content["categories"])
@@ -257,8 +259,9 @@ class _Reading:
         self.kind: Literal["instances", "panoptic"] = "panoptic" if "segments_info" in first else "instances"
         for entry in content["annotations"]:
             (self._panoptic if self.kind == "panoptic" else self._instance)(entry)
+        self.undrawn = self._undrawn()
 
-    def made(self, pngs_at: Path) -> Coco:
+    def made(self) -> Coco:
         rows = [row for objects in self.objects for row in objects]
         boxes, labels, crowd, area, ids, outlines = zip(*rows, strict=True) if rows else ([], [], [], [], [], [])
         note = f"{self.path}: {len(self.clipped)} boxes were clipped, first that of {next(iter(self.clipped), '')}"
@@ -279,8 +282,8 @@ class _Reading:
             packed=b"".join(outlines),
             cuts=np.cumsum([0, *map(len, outlines)], dtype=np.int64),
             pngs=self.pngs,
-            pngs_at=pngs_at,
-            where=np.arange(len(self.entries)),
+            pngs_at=self.pngs_at,
+            where=np.array([n for n in range(len(self.entries)) if n not in self.undrawn], dtype=np.int64),
             clipped=len(self.clipped),
             problems=tuple(self.problems),
             notes=(note,) if self.clipped else (),
@@ -295,6 +298,9 @@ class _Reading:
                 raise ValueError(f"{self.path}: a category has a whole number 'id' and a 'name', got {entry}")
             if number in made:
                 raise ValueError(f"{self.path}: category {number} is there twice: {made[number].name!r}, {name!r}")
+            if same := [other.id for other in made.values() if other.name == name]:
+                told = f"categories {same[0]} and {number} are both called {name!r}"
+                raise ValueError(f"{self.path}: {told}: classes are told apart by their names, give each its own")
             made[number] = Category(number, name, bool(entry.get("isthing", 1)))
         if not made:
             raise ValueError(f"{self.path}: it has no categories")
@@ -354,6 +360,20 @@ class _Reading:
                 continue
             seen.add(name)
             self._object(segment, image, f"segment {name} of image {image}", None)
+
+    def _undrawn(self) -> set[int]:
+        """The numbers of images whose segments are drawn in a PNG that is not there."""
+        if any(self.pngs) and not self.pngs_at.is_dir():
+            told = f"there is no folder of its PNGs {str(self.pngs_at)!r}"
+            raise ValueError(f"{self.path}: {told}; --pngs, or data.train_pngs and data.val_pngs, name it")
+        there = set(os.listdir(self.pngs_at)) if any(self.pngs) else set()
+        missing = [
+            n for n, png in enumerate(self.pngs) if png and png not in there and not (self.pngs_at / png).is_file()
+        ]
+        if missing:
+            first, count = str(self.pngs_at / self.pngs[missing[0]]), sum(map(bool, self.pngs))
+            self.problems.append(f"{self.path}: {len(missing)} of {count} PNGs are missing, first {first!r}")
+        return set(missing)
 
     def _image(self, entry: dict[str, Any], name: str) -> int | None:
         """The image of an annotation; None, and a problem unless that is known, if it cannot be used."""

@@ -63,7 +63,8 @@ def open_parts(spec: CocoSpec) -> tuple[Coco, Coco]:
 
 
 def sound_scenes(data: Coco, corrupt: Bad, progress: Progress | None = None) -> tuple[Coco, list[str]]:
-    """The images that can be decoded and are as large as the file says, and a sentence for each of the others.
+    """The images that can be decoded and are as large as the file says, as are the PNGs of their segments, and a
+    sentence for each of the others.
 
     ``corrupt="refuse"``: a ``ValueError`` names the first of those instead and counts the rest.
     """
@@ -96,4 +97,11 @@ def _fault(data: Coco, i: int) -> str:
         h, w = read_image(os.fspath(sample.path)).shape[1:]
     except ImageError as error:
         return str(error)
-    return "" if (h, w) == sample.size else wrong_size(sample, h, w)
+    if (h, w) != sample.size:
+        return wrong_size(sample, h, w)
+    try:
+        if data.kind == "panoptic":
+            sample.segments()
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -46,9 +46,9 @@ class ViewSpec(Spec):
 
     def __post_init__(self) -> None:
         if min(self.size) < 32:
-            raise ValueError(f"a view has sides of at least 32 pixels, got {self.size}")
+            raise ValueError(f"size has sides of at least 32 pixels, got {self.size}")
         if self.views < 2:
-            raise ValueError(f"a pair needs two views of a photograph, got views {self.views}")
+            raise ValueError(f"views are at least two of a photograph, for a pair, got {self.views}")
         if not (0 <= self.angle <= 180 and 0 <= self.perspective < 0.5):
             raise ValueError(f"angle is 0 to 180, perspective 0 to below 0.5, got {self.angle} and {self.perspective}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:

@@ -55,16 +55,15 @@ class SceneSpec(Spec):
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        sides = (*self.short, *self.crop_short, *self.crop_sides, *self.size)
-        if not self.short or not self.crop_short or min(*sides, *self._lengths()) < 1:
-            raise ValueError(f"sides and multiple are at least 1 pixel, got {self}")
+        for name in ("short", "long", "crop_short", "crop_sides", "size", "eval_short", "eval_long", "multiple"):
+            value = getattr(self, name)
+            sides = value if isinstance(value, tuple) else (value,)
+            if not sides or min(sides) < 1:
+                raise ValueError(f"{name} is at least 1 pixel, got {value}")
         if self.crop_sides[0] > self.crop_sides[1] or not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"crop_sides and scale go from low to high, got {self.crop_sides} and {self.scale}")
         if not (0 <= self.flip <= 1 and 0 <= self.distort <= 1):
             raise ValueError(f"flip and distort are probabilities, got {self.flip} and {self.distort}")
-
-    def _lengths(self) -> tuple[int, ...]:
-        return self.long, self.eval_short, self.eval_long, self.multiple
 
 
 class Scene(NamedTuple):

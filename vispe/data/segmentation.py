@@ -78,9 +78,10 @@ class SemanticSpec(Spec):
             raise ValueError(f"void is an index of the masks, or -1 for none, got {self.void}")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"val_fraction lies between 0 and 1, got {self.val_fraction}")
-        for limit in (self.train_limit, self.val_limit):
+        for name in ("train_limit", "val_limit"):
+            limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise ValueError(f"a limit is at least 1 image, got {limit}")
+                raise ValueError(f"{name} is at least 1 image, got {limit}")
 
 
 class SemanticSample(NamedTuple):

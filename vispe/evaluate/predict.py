@@ -33,6 +33,7 @@ from vispe.spec import Spec
 from vispe.store import as_features
 from vispe.weights.files import in_run, locate, sha256
 
+ANOTHER = "give --out another folder"
 BATCH, SECONDS = 64, 1.0  # pairs are on the disk once so many wait, or so much time has passed
 RECENT_IMAGES = 4  # of a matcher that looks at images
 RECENT = 32  # images whose features are kept at hand: a data set's pairs share images with their neighbours
@@ -118,10 +119,11 @@ def _predict(team: Team, device: str, pairs: PairSet, out: Path, pipeline: Pipel
     if team.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
     team.wait()
-    images = CacheWriter(out / "features.h5", features_by, names=names[0], keep=True, team=team)
+    images = CacheWriter(out / "features.h5", features_by, names=names[0], keep=True, team=team, otherwise=ANOTHER)
     matches = CacheWriter(  # both before any work: either may be one that was made otherwise
-        out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team
-    )
+        out / "matches.h5", matches_by, names=names[1], exact=True, keep=True, batch=BATCH, seconds=SECONDS, team=team,
+        otherwise=ANOTHER,
+    )  # fmt: skip
     with images:
         extract_into(images, team.share(jobs), find, shown=team.rank == 0, **work)
     with CacheReader(out / "features.h5") as features, matches:

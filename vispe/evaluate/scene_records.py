@@ -78,11 +78,7 @@ def classes(network: Sequence[Category], data: Coco, task: Task, *, partial: boo
     ``ValueError`` for a class that is asked for and that the network cannot say; with ``partial`` it is left out, as
     far as any remains.
     """
-    labels: dict[str, int] = {}
-    for label, category in enumerate(data.categories):
-        if category.name in labels:
-            raise ValueError(f"{data.annotations} calls two categories {category.name!r}: classes are matched by name")
-        labels[category.name] = label
+    labels = {name: label for label, name in enumerate(data.classes)}
     own = np.array([labels.get(category.name, -1) for category in network], dtype=np.int64)
     asked = data.things.copy() if task == "coco-detection" else np.ones(len(data.categories), dtype=bool)
     if not asked.any():

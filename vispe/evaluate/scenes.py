@@ -212,7 +212,10 @@ def _predict(
         predictions.parent.mkdir(parents=True, exist_ok=True)
     team.wait()
     names = [name for name, _, _ in files]
-    writer = CacheWriter(predictions, made, names=names, keep=True, batch=WAITING, seconds=SECONDS, team=team)
+    writer = CacheWriter(
+        predictions, made, names=names, keep=True, batch=WAITING, seconds=SECONDS, team=team,
+        otherwise="give --out another folder",
+    )  # fmt: skip
     with writer:
         starts = team.share(range(0, len(files), batch_size))
         own = range(starts[0], min(starts[-1] + batch_size, len(files))) if len(starts) else range(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +10,11 @@ from typing import Any
 
 from vispe.cache import Team
 from vispe.data.images import ImageError
+from vispe.progress import quiet
 from vispe.weights.convert import WeightsError
 
 Share = Callable[[Team, str], object]
+TALKING = ("lightning.fabric", "lightning.pytorch")  # loggers that tell who has arrived
 
 
 def together(share: Share, device: str, devices: int = 1, nodes: int = 1) -> bool:
@@ -29,12 +31,12 @@ def together(share: Share, device: str, devices: int = 1, nodes: int = 1) -> boo
         return True
     fabric = _fabric(device, devices, nodes)
     if started_outside(nodes):
-        fabric.launch()
+        with quiet(*TALKING):
+            fabric.launch()
         _member(fabric, share)
     else:
-        with _first_words():
-            # Bound, not handed over: Lightning looks into arguments and refuses frozen dataclasses there.
-            fabric.launch(functools.partial(_member, share=share))
+        with _first_words(), quiet(*TALKING):
+            fabric.launch(_Member(share))
     return fabric.global_rank == 0
 
 
@@ -69,6 +71,25 @@ def _fabric(device: str, devices: int, nodes: int) -> Any:
     cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     strategy = "ddp" if started_outside(nodes) else "ddp_spawn"
     return Fabric(accelerator="cuda" if cuda else "cpu", devices=devices, num_nodes=nodes, strategy=strategy)
+
+
+class _Member:
+    """``share`` on its way to a new process. Bound, not handed over: Lightning looks into arguments and refuses frozen
+    dataclasses there."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+
+    def __call__(self, fabric: Any) -> None:
+        _member(fabric, self.share)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """There, before Lightning tells who has arrived."""
+        import lightning  # noqa: F401 - it sets the levels when it is first imported
+
+        for name in TALKING:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self.share = state["share"]
 
 
 def _member(fabric: Any, share: Share) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vispe.progress import quiet
+
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 CLASSIFIERS = ("fc.", "head.", "classifier.", "norm.")  # behind the last map of networks that come with one
 
@@ -50,7 +52,9 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None
 def trained_classifier(name: str, knobs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights that timm publishes for ``name`` (of ImageNet), downloaded once; ``ValueError`` where that fails."""
     try:
-        return library().create_model(name, pretrained=True, **knobs).state_dict()
+        timm = library()  # imported first: then the hub's client has set its level
+        with quiet("timm", "huggingface_hub", "httpx", "urllib3"):  # each retry is a line of theirs
+            return timm.create_model(name, pretrained=True, **knobs).state_dict()
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"timm's weights of {name} cannot be had ({reason}); give a file of them instead") from error

@@ -7,7 +7,6 @@ with), ``report.json``, ``confusion.png`` and ``curves.png``. Only the first pro
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import warnings
@@ -26,16 +25,17 @@ from torch import nn
 from vispe import recipe as recipes
 from vispe.classifier import Classifier, evaluate, load_classifier, save
 from vispe.data.batches import EvalSet, Plan, TrainSet
-from vispe.files import write_json
+from vispe.files import check_writable, write_json
 from vispe.position.resample import patch_grid
+from vispe.progress import quiet
 from vispe.train.callbacks import LAST, AtomicIO, Average, Keep, Progress, Record, Resume
 from vispe.train.curves import Curves, read_curves
 from vispe.train.folder import begin, earlier_part, finished_report, update_reached
 from vispe.train.loaders import Data, Loaders, Say, cores, first_process, open_checked
 from vispe.train.module import Classification, Learning
 from vispe.train.report import at_size, draw_confusion, draw_curves, peak_memory, versions
-from vispe.train.spec import ClassifyRecipe, pair
-from vispe.train.start import fresh_model, model_overrides, starting_model
+from vispe.train.spec import ClassifyRecipe, RunSpec, pair
+from vispe.train.start import foreseen, fresh_model, starting_model
 
 
 def fit(
@@ -53,9 +53,34 @@ def fit(
         out,
         data,
         say,
-        check=lambda: model_overrides(recipe.model),
+        check=lambda: sizes_of(recipe, foreseen(recipe.model)),
         opened=lambda folder: open_checked(recipe.data, say),
     )
+
+
+def sizes_of(recipe: Any, spec: Any) -> list[tuple[int, int]]:
+    """The (h, w) of training images, then the others that are reported on; ``ValueError`` if patches do not tile one.
+
+    ``spec``: the model's; None, where it is not known yet, gives none.
+    """
+    if spec is None:
+        return []
+    size = pair(recipe.train.size) if recipe.train.size is not None else spec.image_size
+    sizes = list(dict.fromkeys([size, *map(pair, getattr(recipe, "evaluate_at", ()))]))
+    for size in sizes:
+        patch_grid(size, (spec.patch_size,) * 2)
+    return sizes
+
+
+def check_place(where: RunSpec) -> None:
+    """``ValueError`` names the key that asks for GPUs that are not here."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
+    if where.strategy == "fsdp" and not torch.cuda.is_available():
+        raise ValueError("run.strategy=fsdp shards over GPUs, and there are none here; ddp runs on CPUs too")
+    if where.accelerator == "gpu" and not gpus:
+        raise ValueError("run.accelerator=gpu: torch finds no GPU here; run.accelerator=cpu does without")
+    if where.accelerator != "cpu" and 0 < gpus < where.devices:
+        raise ValueError(f"run.devices={where.devices}: torch finds {gpus} GPU{'s' * (gpus != 1)} here")
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -77,10 +102,14 @@ def carried_out(
     where ``data`` is None.
     """
     folder = Path(out)
+    if not folder.is_dir():
+        check_writable(folder)
     done = finished_report(folder, recipe)
     if done is not None:
         say(f"this run is finished; its report is {folder / 'report.json'}")
         return done
+    check_place(recipe.run)
+    check_writable(folder)
     check()
     data = opened(folder) if data is None else data
     with torch.random.fork_rng(), _quiet_lightning():
@@ -133,13 +162,7 @@ class Run:
         return starting_model(given, classes)
 
     def _sizes(self, spec: Any) -> list[tuple[int, int]]:
-        """The (h, w) of training images, then the others that are reported on; ``ValueError`` if patches do not tile
-        one."""
-        size = pair(self.recipe.train.size) if self.recipe.train.size is not None else spec.image_size
-        sizes = list(dict.fromkeys([size, *map(pair, getattr(self.recipe, "evaluate_at", ()))]))
-        for size in sizes:
-            patch_grid(size, (spec.patch_size,) * 2)
-        return sizes
+        return sizes_of(self.recipe, spec)
 
     def _told(self) -> dict[str, Any]:
         return {
@@ -232,8 +255,6 @@ class Run:
 
         from vispe.layers.transformer import Block
 
-        if not torch.cuda.is_available():
-            raise ValueError("run.strategy=fsdp shards over GPUs, and there are none here; ddp runs on CPUs too")
         return FSDPStrategy(auto_wrap_policy={Block}, state_dict_type="full")
 
     def _loggers(self) -> list[Any]:
@@ -331,14 +352,6 @@ class Run:
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Lightning's remarks about hardware and loaders stay unsaid while it runs."""
-    logs = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning\.")
-            yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+    with quiet("lightning.pytorch", "lightning.fabric"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"lightning\.")
+        yield

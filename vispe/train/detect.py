@@ -174,6 +174,7 @@ def open_looked_through(spec: CocoSpec, say: Say = print) -> SceneData:
     """The images of ``spec``, each decoded once; a file without any object to learn from is refused."""
     parts: list[Coco] = []
     skipped: list[str] = []
+    notes: dict[str, None] = {}  # parts of one file share them
     for what, data in zip(("training", "validation"), open_parts(spec), strict=True):
         with looking_through(len(data)) as progress:
             data, broken = sound_scenes(data, spec.corrupt, progress)
@@ -187,8 +188,9 @@ def open_looked_through(spec: CocoSpec, say: Say = print) -> SceneData:
         tell_left_out(broken, say)
         skipped += [*told, *broken]
         parts.append(data)
-        for note in data.notes:
-            say(note)
+        notes |= dict.fromkeys(data.notes)
+    for note in notes:
+        say(note)
     return SceneData(parts[0], parts[1], tuple(skipped))
 
 
@@ -291,7 +293,10 @@ class _Detecting(Run):
         if weights is None:
             return []
         state = trained_classifier(spec.backbone, spec.backbone_knobs) if weights == "imagenet" else read(weights)
-        model.backbone.start_from(state)
+        try:
+            model.backbone.start_from(state)
+        except ValueError as error:
+            raise ValueError(f"train.backbone_weights={weights}: {error}") from None
         return [f"backbone {spec.backbone}: the weights of {weights}"]
 
     def _sizes(self, spec: Any) -> list[tuple[int, int]]:

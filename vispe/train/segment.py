@@ -44,7 +44,7 @@ from vispe.train.module import Learning
 from vispe.train.report import draw_curves, new_figure, write_figure
 from vispe.train.schedule import factor, linear
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
-from vispe.train.start import SEMANTIC, fresh_model, model_overrides, starting_model
+from vispe.train.start import SEMANTIC, foreseen, fresh_model, starting_model
 from vispe.train.synced import synced
 
 SHOWN = 4  # images in examples.png
@@ -104,9 +104,16 @@ def segment(
         out,
         data,
         say,
-        check=lambda: model_overrides(recipe.model, SEMANTIC),
+        check=lambda: check_crop(recipe, foreseen(recipe.model, SEMANTIC)),
         opened=lambda folder: open_looked_through(recipe.data, say),
     )
+
+
+def check_crop(recipe: SegmentRecipe, spec: Any) -> None:
+    """``ValueError`` for training images that are too small for a model of ``spec``, if that is known yet."""
+    crop = recipe.augment.crop
+    if spec is not None and min(crop) < spec.smallest:
+        raise ValueError(f"augment.crop is at least {spec.smallest} pixels a side for this model, got {crop}")
 
 
 # --- the images -------------------------------------------------------------------------------------------------------
@@ -231,10 +238,8 @@ class _Segmenting(Run):
         return synced(model) if self.plan.world > 1 else model, loaded
 
     def _sizes(self, spec: Any) -> list[tuple[int, int]]:
-        crop = self.recipe.augment.crop
-        if min(crop) < spec.smallest:
-            raise ValueError(f"augment.crop is at least {spec.smallest} pixels a side for this model, got {crop}")
-        return [crop]
+        check_crop(self.recipe, spec)
+        return [self.recipe.augment.crop]
 
     def _loaders(self) -> Loaders:
         augment = self.recipe.augment

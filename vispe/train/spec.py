@@ -97,9 +97,10 @@ class RunSpec(Spec):
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.devices, self.num_nodes) < 1 or (self.workers or 0) < 0:
-            counts = f"{self.devices}, {self.num_nodes}, {self.workers}"
-            raise ValueError(f"devices and num_nodes are at least 1, workers at least 0, got {counts}")
+        for name, least in (("devices", 1), ("num_nodes", 1), ("workers", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is at least {least}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,12 @@ def check_together(train: TrainSpec, run: RunSpec, only_ddp: str | None = None) 
     as ``"matchers train"``, with ddp alone."""
     if only_ddp is not None and run.strategy == "fsdp":
         raise ValueError(f"run.strategy=fsdp shards the blocks of a ViT; {only_ddp} with ddp")
+    parts = run.devices * run.num_nodes * train.accumulate
+    if train.batch_size % parts:
+        raise ValueError(
+            f"train.batch_size={train.batch_size} does not divide into {run.devices * run.num_nodes} processes "
+            f"(run.devices x run.num_nodes) x train.accumulate={train.accumulate} parts"
+        )
     if train.ema is not None and run.strategy == "fsdp":
         raise ValueError("train.ema averages whole weights, which fsdp never has in one place: use ddp, or no ema")
 

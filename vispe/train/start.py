@@ -17,7 +17,7 @@ from vispe.models.segmenter_linear import SegmenterLinearSpec
 from vispe.models.vit import ViTSpec
 from vispe.spec import Spec
 from vispe.train.spec import ModelSpec
-from vispe.weights import build, load
+from vispe.weights import build, load, published
 
 KINDS: dict[type[Spec], str] = {
     ViTSpec: "image classifier",
@@ -93,6 +93,13 @@ def model_overrides(given: ModelSpec, kind: Kind = ViTSpec) -> dict[str, Any]:
         wanted = " and no ".join(dict.fromkeys(KINDS[one] for one in kinds))
         raise ValueError(f"{given.name} is no {wanted}")
     return checked_knobs(given, spec)
+
+
+def foreseen(given: ModelSpec, kind: Kind = ViTSpec) -> Any:
+    """The spec that the model is going to have; None where a file of weights tells it. ``ValueError`` as
+    :func:`model_overrides`."""
+    knobs = model_overrides(given, kind)
+    return published(given.name).but(**knobs) if given.weights in ("published", "fresh") else None
 
 
 def variant(given: ModelSpec) -> Any:

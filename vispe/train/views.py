@@ -44,7 +44,8 @@ from vispe.weights.files import sha256
 
 SKIMAGE = "skimage"  # in the place of a folder: scikit-image's photographs
 AS_IT_IS = Look(resize=0)
-BATCH, SECONDS = 64, 5.0  # views are on the disk once so many wait, or so much time has passed
+# Views are on the disk once 64 wait, or five seconds have passed.
+KEPT: dict[str, Any] = {"keep": True, "batch": 64, "seconds": 5.0, "otherwise": "give another features.file"}
 TRIES = 20  # pairs drawn of a photograph until two views overlap; then whichever came last
 
 
@@ -304,7 +305,7 @@ def view_features(
     )  # fmt: skip
     skipped: dict[str, str] = {}
     loaded: list[Extractor] = []
-    with CacheWriter(path, made, keep=True, batch=BATCH, seconds=SECONDS) as writer:
+    with CacheWriter(path, made, **KEPT) as writer:
         for photo in track(photos, "finding keypoints", "photographs"):
             keys, content = [f"{photo.name}#{k}" for k in range(views.views)], photo.content()
             if all(writer.has(key, content) for key in keys):
@@ -349,7 +350,7 @@ def posed_features(path: Path, posed: Sequence[Posed], spec: DepthSpec, features
         **features.knobs,
     )  # fmt: skip
     jobs = [Job(name, os.fspath(part.root / name)) for part in posed for name in part.names]
-    with CacheWriter(path, made, keep=True, batch=BATCH, seconds=SECONDS) as writer:
+    with CacheWriter(path, made, **KEPT) as writer:
         extract_into(writer, jobs, lambda: features.load(device, Look(resize=spec.resize)))
 
 

@@ -59,16 +59,27 @@ def load(
         state, origin = read(locate(name)), origin or known["weights"]["origin"]
     else:
         state = tensors(weights, "the mapping given") if isinstance(weights, Mapping) else read(weights)
-    state = _ours(state, model, origin, known["origin"], name)
-    if hasattr(model, "adapt"):
-        source = published(name).but(**own)
-        if source_size is not None:
-            source = source.but(image_size=source_size, patch_size=model.spec.patch_size)  # type: ignore[union-attr]
-        state = _adapted(model, state, source)
-    elif source_size is not None:
+    if source_size is not None and not hasattr(model, "adapt"):
         raise WeightsError(f"{name} knows no image size: source_size is for models with a learned table")
-    fill(model, state, name)
+    try:
+        state = _ours(state, model, origin, known["origin"], name)
+        if hasattr(model, "adapt"):
+            source = published(name).but(**own)
+            if source_size is not None:
+                source = source.but(image_size=source_size, patch_size=model.spec.patch_size)  # type: ignore[union-attr]
+            state = _adapted(model, state, source)
+        fill(model, state, name)
+    except WeightsError as error:
+        raise WeightsError(f"{_whose(weights)}{error}") from error
     return model
+
+
+def _whose(weights: Any) -> str:
+    """The file that was given, and what it says it holds, in front of what is wrong with it."""
+    if not isinstance(weights, str | os.PathLike):
+        return ""
+    held = told(weights).get("model")
+    return f"{os.fspath(weights)}{f' holds a {held}' if held else ''}: "
 
 
 def _own_spec(name: str, weights: Any) -> dict[str, Any]:
