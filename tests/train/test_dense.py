@@ -17,7 +17,8 @@ from tests.train.test_classify import KilledError, numbers, quiet, stopped_at
 from tests.train.test_image_pairs import write_photos
 from vispe import recipe
 from vispe.data.megadepth import read_depth
-from vispe.models.loftr import LoFTR, LoFTROutput
+from vispe.layers.cells import CellMatches
+from vispe.models.loftr import LoFTR
 from vispe.train.dense import DenseRecipe, Judged, judged, load_dense, match_dense, measure, opened_pairs, summed
 from vispe.train.image_pairs import ImagePairs
 from vispe.train.module import NotFiniteError
@@ -185,7 +186,7 @@ def test_matches_are_judged_by_hand(given):
     cells = torch.tensor([20, 21, 22, 23])
     points0 = torch.stack((cells % 10, cells // 10), 1).float() * 8
     points1 = torch.tensor([[10.0, 13.0], [20.0, 20.0], [30.0, 34.0], [1.0, 1.0]])
-    out = LoFTROutput(points0, points1, torch.ones(4), torch.zeros(4, dtype=torch.long))
+    out = CellMatches(points0, points1, torch.ones(4), torch.zeros(4, dtype=torch.long))
     row = judged(lambda *_: out, source.source, batch)[0]
     assert row[:5] == (4, 3, 2, 3, 1)
     told = summed([row, Judged(0, 0, 0, 1, 0, np.inf)], source.source)
