@@ -14,7 +14,7 @@ import vispe
 from vispe.data.images import ImageError
 from vispe.data.motorcycle import disparity_errors, motorcycle
 from vispe.data.resizing import resize, rotate90, unrotate_points
-from vispe.matching import ADAPTIVE, Clock, Matcher, Matches, Verification, match
+from vispe.matching import ADAPTIVE, Clock, Matcher, Matches, Verification, lightglue_for, match
 from vispe.models import EXTRACTORS
 from vispe.weights import WeightsError
 
@@ -337,6 +337,20 @@ def test_mutual_nearest_neighbours_of_every_extractor(pair, extractor):
         assert len(np.unique(result.matches[:, column])) == len(result)
     assert (np.diff(result.scores) <= 0).all()
     assert result.geometry.num_inliers > len(result) / 3
+
+
+def test_sift_is_matched_by_what_ships_unless_the_published_file_is_there(pair, monkeypatch, tmp_path):
+    pytest.importorskip("cv2", reason="SIFT is OpenCV's")
+    monkeypatch.setenv("VISPE_CACHE", str(tmp_path))
+    matcher = Matcher("sift", max_keypoints=256)
+    found, few = matcher(*pair), Matcher("sift", "mutual_nn", max_keypoints=256)(*pair)
+    assert matcher.network_name == found.network == found.summary("a", "b")["network"] == "lightglue_sift_small"
+    assert len(found) > 50
+    assert found.inliers.mean() > few.inliers.mean()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "sift_lightglue.pth").write_bytes(b"there")
+    assert lightglue_for("sift") == "lightglue_sift"
+    assert lightglue_for("sift", "my.pth") == "lightglue_sift"
 
 
 def test_the_ratio_test_keeps_some_of_the_mutual_neighbours(pair):

@@ -309,7 +309,11 @@ def lightglue_for(extractor: str, weights: Any = None) -> str:
     """The name of the LightGlue for an ``extractor``'s features: that of a file trained here for them, else the
     published one; without ``weights``, where its file is not on this machine, the small one that ships with vispe."""
     about = told(weights) if isinstance(weights, str | os.PathLike) else {}
-    if about.get("extractor") == extractor:
+    if "extractor" in about and about["extractor"] != extractor:
+        raise ValueError(
+            f"{os.fspath(weights)!r} was trained for the features of {about['extractor']}, not of {extractor}"
+        )
+    if "extractor" in about:
         return str(about["model"])
     name = EXTRACTORS[extractor]
     if name is None:

@@ -23,7 +23,8 @@ def test_list_names_everything(capsys):
     assert lines[0].split() == ["model", "weights", "sha256", "pinned", "licence", "of", "the", "weights"]
     assert [line.split()[0] for line in lines[1:]] == list(MODELS)
     assert all(
-        re.search(r"  (installed \(\w+\)|in the cache|to download( \(\d+ MB\))?)  +(yes|no)  +\w", x) for x in lines[1:]
+        re.search(r"  (installed \(\w+\)|ships with vispe|in the cache|to download( \(\d+ MB\))?)  +(yes|no)  +\w", x)
+        for x in lines[1:]
     )
     assert vispe_("list", "data") == 0
     assert "motorcycle" in capsys.readouterr().out

@@ -22,16 +22,19 @@ def found(**more):
         def __len__(self):
             return 7
 
-    return Found(**{"keypoints0": [0] * 9, "keypoints1": [0] * 8, "rotation": 0, "geometry": None, **more})
+    who = {"matcher": "lightglue", "network": "lightglue_disk"}
+    return Found(**{**who, "keypoints0": [0] * 9, "keypoints1": [0] * 8, "rotation": 0, "geometry": None, **more})
 
 
 def test_counts_say_what_there_is():
-    assert counts(found()) == [("keypoints", "9, 8"), ("matches", "7")]
+    assert counts(found()) == [("matcher", "lightglue_disk"), ("keypoints", "9, 8"), ("matches", "7")]
+    assert counts(found(network=None))[0] == ("matcher", "lightglue")
+    assert "vispe's own" in counts(found(network="lightglue_sift_small"))[0][1]
     good = SimpleNamespace(num_inliers=5, model="homography", threshold=1.5, reason=None)
     rows = [("rotation of image 1", "90 degrees"), ("inliers", "5 (homography, 1.50 px)")]
-    assert counts(found(rotation=90, geometry=good))[2:] == rows
+    assert counts(found(rotation=90, geometry=good))[3:] == rows
     none = SimpleNamespace(num_inliers=0, model="homography", threshold=1.5, reason="all on a line")
-    assert counts(found(geometry=none))[3:] == [("no model", "all on a line")]
+    assert counts(found(geometry=none))[4:] == [("no model", "all on a line")]
 
 
 def test_timing_in_the_order_of_the_stages():

@@ -26,7 +26,7 @@ def test_train_says_what_it_did(place, capfd):
         (["train.lr=fast"], "train.lr must be a valid number, got 'fast'"),
         (["model.heads=5"], "5 heads do not divide the width 24"),
         (["data.root=/nowhere"], "there is no folder or zip '/nowhere'"),
-        (["train.batch_size=64"], "40 training images are fewer than a batch of 64"),
+        (["train.batch_size=64"], "40 training examples an epoch are fewer than a batch of 64"),
         (["--resume"], "there is no run to go on with"),
         (["--what"], "unrecognized arguments: --what"),
         (["run.accelerator=tpu"], "run.accelerator must be 'auto', 'cpu' or 'gpu', got 'tpu'"),

@@ -45,7 +45,7 @@ def test_from_any_update_on(start):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="22 training images are fewer than a batch of 32"):
+    with pytest.raises(ValueError, match="22 training examples an epoch are fewer than a batch of 32"):
         plan(batch_size=32)
     with pytest.raises(ValueError, match="batch of 8 does not divide into 3 processes x 1"):
         plan(world=3)

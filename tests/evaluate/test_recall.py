@@ -49,7 +49,9 @@ def test_sentences():
         EqualRecall(run="A", other="B", recall=0.5, precision=0.75, other_precision=0.6),
         EqualRecall(run="B", other="A", recall=0.9, precision=None, other_precision=0.4),
     )
+    assert sentences(()) == []
     assert sentences(rows) == [
+        "All pairs taken together (the means above are of pairs):",
         "at the recall of B, 0.500, where its precision is 0.600, A has precision 0.750",
         "at the recall of A, 0.900, where its precision is 0.400, B never finds so many",
     ]

@@ -170,7 +170,7 @@ def test_the_starting_file_may_be_gone(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("train.batch_size=64",), "40 training images are fewer than a batch of 64"),
+        (("train.batch_size=64",), "40 training examples an epoch are fewer than a batch of 64"),
         (("train.accumulate=3",), "train.batch_size=8 does not divide into 1 processes"),
         (("evaluate_at=[17]",), "17"),
         (("train.size=18",), "18"),

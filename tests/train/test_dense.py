@@ -215,7 +215,7 @@ def test_nothing_at_all_is_worth_nothing():
         (("data.views.size=[8, 8]",), "sides of at least 32 pixels"),
         (("model.weights=/nowhere/x.safetensors",), "/nowhere/x"),
         (("run.strategy=fsdp",), "matchers train with ddp"),
-        (("train.batch_size=64",), "8 training images are fewer than a batch of 64"),
+        (("train.batch_size=64",), "8 training examples an epoch are fewer than a batch of 64"),
     ],
 )
 def test_mistakes_are_named(given, tmp_path, words, said):

@@ -275,7 +275,7 @@ def test_rates_of_backbone_and_transformer(given, tmp_path):
         (("train.drops=[1.5]",), "drops are parts of the run between 0 and 1, got [1.5]"),
         (("train.points=0",), "no_object is not negative, points at least 1, got 0.1 and 0"),
         (("train.layer_decay=0.5",), "are a classifier's knobs"),
-        (("train.batch_size=64",), "8 training images are fewer than a batch of 64"),
+        (("train.batch_size=64",), "8 training examples an epoch are fewer than a batch of 64"),
         (("run.strategy=fsdp", "train.ema=null"), "detection trains with ddp"),
         (("model.weights=/nowhere/x.safetensors",), "/nowhere/x"),
         (("data.root=/nowhere",), "/nowhere"),

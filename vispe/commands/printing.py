@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vispe.models import SHIPPED
+
 if TYPE_CHECKING:
     from vispe.matching import Matches
 
@@ -20,11 +22,9 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 def counts(found: Matches) -> list[tuple[str, str]]:
     """Rows of who matched, how many keypoints, matches and inliers there are, and why there is no model if there is
     none."""
-    rows = [
-        ("matcher", found.network or found.matcher),
-        ("keypoints", f"{len(found.keypoints0)}, {len(found.keypoints1)}"),
-    ]
-    rows += [("matches", str(len(found)))]
+    own = " (vispe's own: the published weights are not on this machine)" * (found.network in SHIPPED.values())
+    rows = [("matcher", f"{found.network or found.matcher}{own}")]
+    rows += [("keypoints", f"{len(found.keypoints0)}, {len(found.keypoints1)}"), ("matches", str(len(found)))]
     rows += [("rotation of image 1", f"{found.rotation} degrees")] if found.rotation else []
     model = found.geometry
     if model is not None:

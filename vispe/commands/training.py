@@ -14,7 +14,11 @@ from vispe.commands.words import at_least, command, file_of, folder_of, needs, s
 
 def declare(commands: Any) -> None:
     add = command(
-        commands, "train", run_train, "train a classifier, segmenter, detector or autoencoder by a recipe", TRAIN_HELP
+        commands,
+        "train",
+        run_train,
+        "train a classifier, segmenter, detector or matcher by a recipe",
+        TRAIN_HELP,
     )
     add("recipe", metavar="RECIPE.yaml", type=Path)
     add(

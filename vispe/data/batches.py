@@ -56,7 +56,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.images < self.batch_size:
-            raise ValueError(f"{self.images} training images are fewer than a batch of {self.batch_size}")
+            raise ValueError(
+                f"{self.images} training examples an epoch are fewer than a batch of {self.batch_size}: lower "
+                "train.batch_size"
+            )
         if self.batch_size % (self.world * self.accumulate):
             parts = f"{self.world} processes x {self.accumulate} accumulated parts"
             raise ValueError(f"a batch of {self.batch_size} does not divide into {parts}")

@@ -183,11 +183,11 @@ def open_coco(
         raise ValueError(f"there is no folder of images {str(folder)!r}")
     content, drawn = _content(path), path.with_suffix("") if pngs is None else Path(pngs).expanduser()
     reading = _Reading(folder, path, content, drawn)
+    if not content["images"]:
+        raise ValueError(f"{path}: the file has no images")
     if bad == "refuse" and reading.problems:
         others = f" (and {len(reading.problems) - 1} more)" if len(reading.problems) > 1 else ""
         raise ValueError(f"{reading.problems[0]}{others}; data.corrupt=skip, or --bad skip, goes on without")
-    if not content["images"]:
-        raise ValueError(f"{path}: the file has no images")
     if len(reading.numbers) == len(reading.undrawn):
         raise ValueError(f"{path}: none of its {len(content['images'])} images can be used")
     return dataclasses.replace(reading.made(), bad=bad)

@@ -102,7 +102,7 @@ def sentences(rows: tuple[EqualRecall, ...]) -> list[str]:
             f"at the recall of {row.other}, {row.recall:.3f}, where its precision is {row.other_precision:.3f}, "
             f"{row.run} {own}"
         )
-    return lines
+    return ["All pairs taken together (the means above are of pairs):", *lines] if lines else []
 
 
 def draw(runs: Mapping[str, Run], found: Mapping[str, Judged], title: str) -> Figure:

@@ -289,7 +289,7 @@ def check_folder(out: Path, task: str, about: Mapping[str, Any]) -> None:
         raise ValueError(f"{os.fspath(out)!r} holds a training run; give --out another folder")
     try:
         report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError):
         report = {}

@@ -28,10 +28,9 @@ from vispe.geometry.cells import Cells, cell_pixels, cells_of, mutual_cells
 from vispe.geometry.depth import carried, depth_at
 from vispe.geometry.homography import Array, corner_error, resize_matrix, warp_points
 from vispe.geometry.pose import pose_error
-from vispe.train.views import TRIES, Photo, seen_view
+from vispe.train.views import RANSAC, TRIES, Photo, seen_view
 
 HELD = 512 << 20  # bytes of decoded photographs that are kept in memory
-RANSAC = {"homography": 3.0, "pose": 1.0}  # pixels of the images as they are matched, by PoseLib
 
 
 class Pair(NamedTuple):

@@ -348,7 +348,7 @@ def judged(pairs: EvalPairs, matched: Any) -> list[Judged]:
         partner = truth[found[:, 0]]
         known = partner != IGNORED
         right = (partner == found[:, 1])[known]
-        error = source.error(a, b, first, second, scores)
+        error = source.error(a, b, first, second)
         rows.append(Judged(scores[known], right, len(found), int((truth >= 0).sum()), error))
     return rows
 

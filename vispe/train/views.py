@@ -29,7 +29,7 @@ from vispe.data.sources import folder_files
 from vispe.data.stress import PHOTOGRAPHS, photograph
 from vispe.extract import Job, extract_into, features_made
 from vispe.features import Extractor, Features, Look, extractor
-from vispe.geometry.benchmark import homography_dlt, pose_poselib
+from vispe.geometry.benchmark import homography_poselib, pose_poselib
 from vispe.geometry.depth import depth_ground_truth
 from vispe.geometry.homography import Array, corner_error
 from vispe.geometry.pose import pose_error
@@ -46,6 +46,7 @@ SKIMAGE = "skimage"  # in the place of a folder: scikit-image's photographs
 AS_IT_IS = Look(resize=0)
 # Views are on the disk once 64 wait, or five seconds have passed.
 KEPT: dict[str, Any] = {"keep": True, "batch": 64, "seconds": 5.0, "otherwise": "give another features.file"}
+RANSAC = {"homography": 3.0, "pose": 1.0}  # pixels of the images as they are matched, by PoseLib
 TRIES = 20  # pairs drawn of a photograph until two views overlap; then whichever came last
 
 
@@ -200,7 +201,7 @@ class Source(Packed):
         """The true partner of each real keypoint of either image, as the loss has it."""
         raise NotImplementedError
 
-    def error(self, a: int, b: int, points0: Array, points1: Array, scores: Array) -> float:
+    def error(self, a: int, b: int, points0: Array, points1: Array) -> float:
         """Of what follows from matched points, in ``unit``; infinite where nothing does."""
         raise NotImplementedError
 
@@ -249,9 +250,9 @@ class Views(Source):
             homography_ground_truth(second, first, self.between(b, a), **given),
         )
 
-    def error(self, a: int, b: int, points0: Array, points1: Array, scores: Array) -> float:
-        """Of the corners, with a weighted DLT."""
-        estimate = homography_dlt(points0, points1, scores.clip(min=0))
+    def error(self, a: int, b: int, points0: Array, points1: Array) -> float:
+        """Of the corners, with PoseLib."""
+        estimate = homography_poselib(points0, points1, RANSAC["homography"])
         return corner_error(estimate.matrix, self.between(a, b), self.spec.size)
 
 
@@ -286,10 +287,12 @@ class PosedImages(Source):
             epipolar=self.spec.epipolar * span, tolerance=self.spec.tolerance,
         )  # fmt: skip
 
-    def error(self, a: int, b: int, points0: Array, points1: Array, scores: Array) -> float:
-        """The larger of the angles by which rotation and translation are off, with PoseLib at one pixel."""
+    def error(self, a: int, b: int, points0: Array, points1: Array) -> float:
+        """The larger of the angles by which rotation and translation are off, with PoseLib."""
         T, posed = self.posed.between(a, b), self.posed  # noqa: N806
-        found = pose_poselib(points0, points1, posed.K[a], posed.K[b], float(max(self.pixels[a], self.pixels[b])))
+        found = pose_poselib(
+            points0, points1, posed.K[a], posed.K[b], RANSAC["pose"] * float(max(self.pixels[a], self.pixels[b]))
+        )
         return pose_error(found.rotation, found.translation, T[:3, :3], T[:3, 3])
 
 
