@@ -79,6 +79,7 @@ def test_words_lie_on_top_of_the_file(tmp_path):
         ("part.lr=-1", "part.lr must be positive, got -1.0"),
         ("model.name=3", "model.name must be a valid string, got 3"),
         ("model.name.x=3", "'name' is 'x', which has no keys below it"),
+        ("part.sizes=3", "part.sizes must be a list, such as [1, 2], got 3"),
         ("part=3", "part must be an object, got 3"),
         ("lr", "an override is key=value or key.sub=value, got 'lr'"),
         ("=3", "an override is key=value or key.sub=value, got '=3'"),

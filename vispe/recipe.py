@@ -175,7 +175,12 @@ def _sentence(errors: list[Any], at: str) -> str:
         own_key = named is not None and isinstance(own["input"], Mapping) and named[0] in own["input"]
         return f"{where}{'.' if own_key else ': '}{words}" if where else words
     union = [error for error in same if error["input"] == own["input"]] if len(same) > 1 else [own]
-    said = list(dict.fromkeys(error["msg"].replace("Input should be ", "") for error in union))
+    said = list(
+        dict.fromkeys(
+            error["msg"].replace("Input should be ", "").replace("a valid array", "a list, such as [1, 2]")
+            for error in union
+        )
+    )
     names = [part for part in place if part not in ("int", "float", "str", "bool", "none")]
     return f"{_joined(at, names)} must be {' or '.join(said)}, got {own['input']!r}"
 

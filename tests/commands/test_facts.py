@@ -98,4 +98,5 @@ def test_export_hands_on_what_was_asked(tmp_path, capfd, monkeypatch):
 def test_mistakes_of_export(complaint):
     assert "vit_small" in complaint("export", "vit_small", "--out", "m.onnx")
     assert "--out" in complaint("export", "lightglue_disk")
+    assert "NAME.onnx, got 'm.txt'" in complaint("export", "lightglue_disk", "--out", "m.txt")
     assert "MODEL" in complaint("export", "--out", "m.onnx")

@@ -62,6 +62,8 @@ def run_plot(options: argparse.Namespace) -> None:
 def run_export(options: argparse.Namespace) -> None:
     from vispe.export import export_onnx
 
+    if options.out.suffix != ".onnx":
+        raise ValueError(f"--out is a file called NAME.onnx, got {str(options.out)!r}")
     with busy(f"exporting {options.model}"):
         export_onnx(options.model, options.out, weights=options.weights, origin=options.origin)
     print(f"wrote {options.out}")
