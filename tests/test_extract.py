@@ -97,7 +97,7 @@ def test_other_weights_do_not_mix(pictures):
     assert extract_all(pictures, "f.h5", "superpoint", extractor_weights="one.pth", **knobs) == (4, 0)
     os.rename("one.pth", "same.pth")
     assert extract_all(pictures, "f.h5", "superpoint", extractor_weights="same.pth", **knobs) == (4, 0)
-    with pytest.raises(ValueError, match="it was made with weights"):
+    with pytest.raises(ValueError, match="it was made with other weights"):
         extract_all(pictures, "f.h5", "superpoint", extractor_weights="two.pth", **knobs)
 
 

@@ -69,7 +69,7 @@ def test_looks_change_colours_and_not_places():
     ("knobs", "said"),
     [
         ({"size": (8, 64)}, "sides of at least 32 pixels, got (8, 64)"),
-        ({"views": 1}, "needs two views of a photograph, got views 1"),
+        ({"views": 1}, "views are at least two of a photograph, for a pair, got 1"),
         ({"angle": 200.0}, "got 200.0 and 0.2"),
         ({"perspective": 0.5}, "got 45.0 and 0.5"),
         ({"scale": (0.0, 1.0)}, "scale goes from low to high within (0, 1], got (0.0, 1.0)"),

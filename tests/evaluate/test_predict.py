@@ -152,7 +152,7 @@ def test_other_weights_and_adaptivity_are_another_making(tmp_path):
     assert len(plain[0]["weights"]) == len(plain[1]["weights"]) == 64
     assert Pipeline(adaptive=True).made()[1] != plain[1]
     assert Pipeline(precision="fp16").made()[1] != plain[1]
-    assert Pipeline(extractor="aliked_t16").made()[0]["weights"] != plain[0]["weights"]
+    assert Pipeline(extractor="aliked_t16", matcher="mutual_nn").made()[0]["weights"] != plain[0]["weights"]
 
 
 def test_a_bad_image_is_named_and_the_rest_is_kept(folder, tmp_path, calls):
