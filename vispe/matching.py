@@ -267,9 +267,8 @@ class Matcher:
             else:
                 with torch.autocast(self.device.type, dtype=self.precision, enabled=self.precision is not None):
                     found = self.network.match(f0.points(), f1.points())
-            i = (found.matches0[0] >= 0).nonzero()[:, 0]
-            pairs = torch.stack((i, found.matches0[0, i]), dim=-1)
-            return pairs.cpu().numpy(), found.scores0[0, i].float().cpu().numpy()
+            pairs, scores = found.pairs()
+            return pairs.cpu().numpy(), scores.float().cpu().numpy()
 
     def _match_turned(
         self, image0: Tensor, image1: Tensor, names: tuple[str, str], upright: str, clock: Clock

@@ -65,17 +65,19 @@ class Pipeline(Spec):
         given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "resize": self.resize, "side": self.side}
         if self.matcher in DETECTOR_FREE:
             features = {"extractor": None, **given, **self.knobs}
-            weights = sha256(in_run(self.weights) if self.weights else locate(DETECTOR_FREE[self.matcher]))
-            return features, {
-                "matcher": self.matcher, "features": features, "precision": self.precision, "weights": weights
-            }  # fmt: skip
+            own = {"precision": self.precision, "weights": self._sha256(DETECTOR_FREE[self.matcher])}
+            return features, {"matcher": self.matcher, "features": features, **own}
         features = features_made(self.extractor, weights=self.extractor_weights, **given, **self.knobs)
         matches: dict[str, Any] = {"matcher": self.matcher, "features": features}
         if self.matcher == "lightglue":
             matches |= {"adaptive": self.adaptive, "precision": self.precision}
             matches["network"] = lightglue_for(self.extractor, self.weights)
-            matches["weights"] = sha256(in_run(self.weights) if self.weights else locate(matches["network"]))
+            matches["weights"] = self._sha256(matches["network"])
         return features, matches
+
+    def _sha256(self, network: str) -> str:
+        """Of the matcher's weights: those given, else the published ones of ``network``."""
+        return sha256(in_run(self.weights) if self.weights else locate(network))
 
 
 def predict(

@@ -18,7 +18,8 @@ from vispe.evaluate import figures
 from vispe.evaluate.runs import Run, printable
 from vispe.evaluate.score import POSITIVE, Cache, framed, protocol_of
 from vispe.geometry.homography import Array
-from vispe.metrics.matching import IGNORED, homography_ground_truth, precision_at_recall
+from vispe.metrics.matching import homography_ground_truth, precision_at_recall
+from vispe.metrics.matching import judged as judged_matches
 from vispe.progress import track
 
 if TYPE_CHECKING:
@@ -72,10 +73,9 @@ def judged(folder: Path, what: str = "judging") -> Judged:
             if pair.record.points is not None:
                 raise ValueError(f"{str(folder)!r} has no keypoints, only matches: there is no recall of them")
             truth = homography_ground_truth(pair.keypoints0, pair.keypoints1, pair.homography, positive=POSITIVE)
-            partner = truth[pair.matches[:, 0]]
-            known = partner != IGNORED
+            known, found = judged_matches(pair.matches, truth)
             scores.append(pair.scores[known])
-            right.append((partner == pair.matches[:, 1])[known])
+            right.append(found[known])
             true += int((truth >= 0).sum())
     return Judged(scores=np.concatenate(scores), right=np.concatenate(right), true=true)
 

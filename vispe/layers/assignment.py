@@ -29,6 +29,11 @@ class Assignment(NamedTuple):
     scores0: Tensor
     scores1: Tensor
 
+    def pairs(self, row: int = 0) -> tuple[Tensor, Tensor]:
+        """The matches of one pair as indices ``[k, 2]`` and scores ``[k]``."""
+        i = (self.matches0[row] >= 0).nonzero()[:, 0]
+        return torch.stack((i, self.matches0[row, i]), dim=-1), self.scores0[row, i]
+
 
 def log_assignment(
     m0: Float[Tensor, "b m d"],

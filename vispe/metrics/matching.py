@@ -85,6 +85,13 @@ def homography_ground_truth(
     return np.where(forward > negative**2, UNMATCHABLE, truth)
 
 
+def judged(matches: ArrayLike, gt0: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which ``matches [k, 2]`` can be judged by ``gt0 [m]``, their keypoint of image 0 not being ignored, and which of
+    those are right, both ``[k]``."""
+    index0, index1, truth = _matches(matches, gt0)
+    return truth[index0] != IGNORED, truth[index0] == index1
+
+
 def match_precision(matches: ArrayLike, gt0: ArrayLike) -> float:
     """Share of the matches that are true, among those whose keypoint of image 0 is not ignored; of none it is 0.
 
@@ -92,9 +99,8 @@ def match_precision(matches: ArrayLike, gt0: ArrayLike) -> float:
     unmatchable keypoint is wrong. ``precision`` in glue-factory's ``eval/utils.py``, but for the 1e-8 it adds to the
     denominator.
     """
-    index0, index1, truth = _matches(matches, gt0)
-    judged = truth[index0] != IGNORED
-    return _ratio(int((truth[index0] == index1)[judged].sum()), int(judged.sum()))
+    known, right = judged(matches, gt0)
+    return _ratio(int(right.sum()), int(known.sum()))
 
 
 def match_recall(matches: ArrayLike, gt0: ArrayLike) -> float:
@@ -102,8 +108,8 @@ def match_recall(matches: ArrayLike, gt0: ArrayLike) -> float:
 
     ``recall`` in glue-factory's ``eval/utils.py``, but for the 1e-8 it adds to the denominator.
     """
-    index0, index1, truth = _matches(matches, gt0)
-    return _ratio(int((truth[index0] == index1).sum()), int((truth >= 0).sum()))
+    _, right = judged(matches, gt0)
+    return _ratio(int(right.sum()), int((np.asarray(gt0) >= 0).sum()))
 
 
 def precision_at_recall(scores: ArrayLike, right: ArrayLike, true: int, recall: float) -> float | None:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from vispe.layers.assignment import assign, log_assignment
+from vispe.layers.assignment import Assignment, assign, log_assignment
 from vispe.layers.attention import attend
 from vispe.position.grid import at_least_float32, check_inside, normalize_keypoints
 from vispe.position.rotary import LearnedBasis, rotate
@@ -103,8 +103,7 @@ class MatchOutput(NamedTuple):
 
     def pairs(self, row: int = 0) -> tuple[Tensor, Tensor]:
         """The matches of one pair as indices ``[k, 2]`` and scores ``[k]``."""
-        i = (self.matches0[row] >= 0).nonzero()[:, 0]
-        return torch.stack((i, self.matches0[row, i]), dim=-1), self.scores0[row, i]
+        return Assignment(*self[:4]).pairs(row)
 
 
 def feed_forward(width: int) -> nn.Sequential:

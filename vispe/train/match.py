@@ -27,8 +27,9 @@ from vispe.data.batches import Plan
 from vispe.data.megadepth import DepthSpec, open_posed
 from vispe.files import write_json
 from vispe.layers.assignment import nearest
-from vispe.losses.matching import IGNORED, matching_loss
+from vispe.losses.matching import matching_loss
 from vispe.metrics.auc import error_auc
+from vispe.metrics.matching import judged as judged_matches
 from vispe.metrics.matching import precision_at_recall
 from vispe.models import RATIO
 from vispe.models.lightglue import LightGlue, LightGlueSpec, MatchHead, Points
@@ -302,8 +303,8 @@ def mutual(ratio: float | None = None) -> Any:
 
     def matched(points0: Points, points1: Points) -> Matched:
         found = nearest(points0.descriptors, points1.descriptors, ratio=ratio)
-        i = (found.matches0[0] >= 0).nonzero()[:, 0]
-        return torch.stack((i, found.matches0[0, i]), 1).numpy(), found.scores0[0, i].numpy()
+        pairs, scores = found.pairs()
+        return pairs.numpy(), scores.numpy()
 
     return matched
 
@@ -345,11 +346,9 @@ def judged(pairs: EvalPairs, matched: Any) -> list[Judged]:
         found, scores = matched(source.alone(a), source.alone(b))
         first, second = source.real(a)[found[:, 0]], source.real(b)[found[:, 1]]
         truth, _ = source.labels(a, b)
-        partner = truth[found[:, 0]]
-        known = partner != IGNORED
-        right = (partner == found[:, 1])[known]
+        known, right = judged_matches(found, truth)
         error = source.error(a, b, first, second)
-        rows.append(Judged(scores[known], right, len(found), int((truth >= 0).sum()), error))
+        rows.append(Judged(scores[known], right[known], len(found), int((truth >= 0).sum()), error))
     return rows
 
 
