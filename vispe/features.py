@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vispe.data.images import MINIMUM_SIDE, ImageError, check_size
 from vispe.data.resizing import resize, to_original, unrotate_points
-from vispe.models import EXTRACTORS
+from vispe.models import EXTRACTORS, home
 from vispe.models.lightglue import Points
 from vispe.sift import sift
 from vispe.weights import load
@@ -144,6 +144,17 @@ def extractor(
         return Extractor(name, _sift(max_keypoints, weights, knobs), device, look)
     network: nn.Module = load(name, weights, max_keypoints=max_keypoints, **knobs).to(device)
     return Extractor(name, lambda image: network(image[None])[0], device, look)
+
+
+def described(name: str, **knobs: Any) -> tuple[int, bool]:
+    """How many numbers a descriptor of the extractor ``name`` has, and whether its points have scales and orientations.
+
+    ``knobs`` as of :func:`extractor`, and ``ValueError`` for an unknown one.
+    """
+    if name == "sift":
+        return 128, True
+    spec = home(name).VARIANTS[name].but(**knobs)
+    return spec.dim if hasattr(spec, "dim") else spec.descriptor_dim, False
 
 
 def _sift(max_keypoints: int, weights: Any, knobs: dict[str, Any]) -> Callable[[Tensor], Any]:

@@ -17,6 +17,9 @@ def model_rows() -> Table:
     rows: list[tuple[str, ...]] = []
     for name in MODELS:
         weights = facts(name)["weights"]
+        if not weights:
+            rows.append((name, "none published", "", ""))
+            continue
         if "shipped" in weights:
             state = "ships with vispe"
         elif packaged(weights):

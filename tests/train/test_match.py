@@ -258,8 +258,7 @@ def test_better_means_at_equal_recall():
     [
         (("model.name=vit_tiny_patch16_224",), "vit_tiny_patch16_224 is no LightGlue"),
         (("model.foo=1",), "foo"),
-        (("model.input_dim=64",), "model.input_dim is 64, the features have 128"),
-        (("model.width=256",), "needs a model.width of at most the descriptors' 128, got 256"),
+        (("model.input_dim=64",), "model.input_dim is 64, sift gives 128"),
         (("train.positive=0",), "0 < positive <= negative, in pixels, got 0"),
         (("train.layer_decay=0.5",), "are a classifier's knobs"),
         (("features.name=orb",), "orb"),
@@ -276,6 +275,21 @@ def test_mistakes_are_named(tmp_path, words, said):
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model.input_dim=64",),
+        ("model.weights=/nowhere/x.safetensors",),
+        ("model.name=lightglue_disk", "model.weights=published", "features.name=aliked_t16"),
+        ("model.name=lightglue", "model.weights=published"),
+    ],
+)
+def test_mistakes_are_named_before_features_are_found(tmp_path, words):
+    with pytest.raises(ValueError, match="128|x.safetensors|no published weights"):
+        match(given(*words), tmp_path / "run", say=quiet)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/match").glob("lightglue_*.yaml")), ids=lambda p: p.stem)

@@ -46,8 +46,8 @@ def test_build_follows_the_generator_and_leaves_it():
 
 
 def test_build_refuses_unknown_names_and_knobs():
-    with pytest.raises(ValueError, match=r"no model is called 'lightglue'; there are aliked_t16, .*lightglue_aliked"):
-        build("lightglue")
+    with pytest.raises(ValueError, match=r"no model is called 'lightglu'; there are aliked_t16, .*lightglue_aliked"):
+        build("lightglu")
     with pytest.raises(ValueError, match=r"LightGlueSpec has no 'detph'; it has input_dim, width, depth"):
         build("lightglue_aliked", detph=3)
     with pytest.raises(ValueError, match="no model is called"):

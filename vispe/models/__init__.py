@@ -22,6 +22,7 @@ MODELS: dict[str, str] = {
     "lightglue_sift": "lightglue",
     "lightglue_doghardnet": "lightglue",
     "lightglue_sift_small": "lightglue",
+    "lightglue": "lightglue",  # for features of any kind, to be trained
     "loftr_outdoor": "loftr",
     "loftr_indoor": "loftr",
     "loftr_indoor_new": "loftr",

@@ -512,4 +512,5 @@ VARIANTS = {
     "lightglue_sift": LightGlueSpec(scale_and_orientation=True),
     "lightglue_doghardnet": LightGlueSpec(scale_and_orientation=True),
     "lightglue_sift_small": LightGlueSpec(scale_and_orientation=True, width=96, depth=3, num_heads=1),
+    "lightglue": LightGlueSpec(),
 }

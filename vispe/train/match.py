@@ -25,6 +25,7 @@ from vispe import recipe as recipes
 from vispe.classifier import load_trained, write_trained
 from vispe.data.batches import Plan
 from vispe.data.megadepth import DepthSpec, open_posed
+from vispe.features import described
 from vispe.files import write_json
 from vispe.layers.assignment import nearest
 from vispe.losses.matching import matching_loss
@@ -60,7 +61,7 @@ from vispe.weights import build, load
 
 TASK = "match"
 MATCHABLE = 2.0  # logit of matchability at the start: most points are taken to have a partner
-SCALE = 50.0  # of cosines at the start: of SIFT, 40 to 80 order dual-softmax matches alike, 20 and 160 worse
+SCALES = (7.0, 10.0, 14.0, 20.0, 28.0, 40.0, 57.0, 80.0, 113.0)  # of cosines at the start; ALIKED wants 14, SIFT 40
 NEAR, SIZE, AROUND = (
     4.0,
     0.2,
@@ -122,9 +123,36 @@ def match(
         out,
         data,
         say,
-        check=lambda: _knobs(recipe.model),
+        check=lambda: None if (Path(out) / LAST).is_file() else _network(recipe),  # finding features takes minutes
         opened=lambda folder: found_pairs(recipe, folder, say),
     )
+
+
+def _network(recipe: MatchRecipe) -> tuple[LightGlue, list[str]]:
+    """The network that a run begins with, as torch draws it where it is fresh, and a sentence about its weights;
+    ``ValueError`` where it does not take the recipe's features."""
+    given, features = recipe.model, recipe.features
+    knobs = _knobs(given)
+    dims, oriented = described(features.name, **features.knobs)
+    if given.weights == "fresh":
+        has = {"input_dim": dims, "scale_and_orientation": oriented}
+        if wrong := [name for name in has if knobs.get(name, has[name]) != has[name]]:
+            raise ValueError(f"model.{wrong[0]} is {knobs[wrong[0]]}, {features.name} gives {has[wrong[0]]}")
+        model, loaded = build(given.name, **{**knobs, **has}), []
+    else:
+        trained = None if given.weights == "published" else _trained(given.weights)
+        weights = None if given.weights == "published" else given.weights
+        model = load(given.name, weights, given.origin, **knobs) if trained is None else trained
+        loaded = [f"weights: {given.weights}"]
+    assert isinstance(model, LightGlue)
+    spec = model.spec
+    if spec.input_dim != dims or spec.scale_and_orientation != oriented:
+        raise ValueError(
+            f"{given.name} takes descriptors of {spec.input_dim} numbers"
+            f"{' with scales and orientations' * spec.scale_and_orientation}, {features.name} gives "
+            f"{dims}{' with them' * oriented}"
+        )
+    return model, loaded
 
 
 def _knobs(given: ModelSpec) -> dict[str, Any]:
@@ -132,6 +160,16 @@ def _knobs(given: ModelSpec) -> dict[str, Any]:
     if not isinstance(spec, LightGlueSpec):
         raise ValueError(f"{given.name} is no LightGlue (task: match_dense trains a LoFTR)")
     return checked_knobs(given, spec)
+
+
+def _trained(weights: str) -> LightGlue | None:
+    """The LightGlue in a file or run that was trained here, in its own shape; None for other weights."""
+    try:
+        model = load_matcher(weights).model
+    except ValueError:
+        return None
+    assert isinstance(model, LightGlue)
+    return model
 
 
 # --- the pairs --------------------------------------------------------------------------------------------------------
@@ -194,51 +232,69 @@ def _of_poses(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Sou
 # --- what is learnt ---------------------------------------------------------------------------------------------------
 
 
-def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: float = SCALE) -> None:
+def from_descriptors(model: LightGlue, sample: Float[Tensor, "n d"], scale: float) -> None:
     """Fresh weights that begin as dual softmax over ``scale`` times the cosines of descriptors.
 
-    Every layer adds nothing yet, and reads a point as if its descriptor had entries of variance one. A network narrower
-    than descriptors begins with the ``width`` directions that most of the ``sample`` lies in. What a layer adds is
-    learnt sooner from where it looks first: across images at the point of the most similar descriptor, whose own it
-    brings (wholly so with one head: of several, each compares a part of the descriptor), within an image, where
-    positions turn queries and keys, around itself.
+    Every layer adds nothing yet. A network narrower than descriptors begins with the ``width`` directions that most of
+    the ``sample`` lies in; a wider one has room that they do not fill. Where there is an input projection it brings
+    their entries to variance one, so that what layers learn to add is small beside them; without one (``width`` is that
+    of the descriptors) layers read them as if it were so. What a layer adds is learnt sooner from where it looks first:
+    across images at the point of the most similar descriptor, whose own it brings (wholly so with one head: of several,
+    each compares a part of the descriptor), within an image, where positions turn queries and keys, around itself.
     """
-    width, heads = model.spec.width, model.spec.num_heads
-    if model.spec.input_dim < width:
-        raise ValueError(
-            f"start=descriptors needs a model.width of at most the descriptors' {model.spec.input_dim}, got {width}; "
-            "train.start=random does not"
-        )
+    width, heads, dims = model.spec.width, model.spec.num_heads, model.spec.input_dim
+    unit = min(width, dims) ** 0.5  # times this, entries have variance one
     with torch.no_grad():
         if isinstance(model.input_proj, nn.Linear):
-            principal = torch.linalg.eigh(sample.T.double() @ sample.double()).eigenvectors[:, -width:]
-            model.input_proj.weight.copy_(principal.T)
+            directions = torch.eye(dims)
+            if width < dims:
+                directions = torch.linalg.eigh(sample.T.double() @ sample.double()).eigenvectors[:, -width:].T
+            nn.init.zeros_(model.input_proj.weight)[: len(directions)] = unit * directions
             nn.init.zeros_(model.input_proj.bias)
+            size, gain = unit, 1.0
+        else:
+            size, gain = 1.0, unit
         if model.spec.position == "rotary":
             model.basis.weight.mul_(torch.tensor([NEAR, NEAR, SIZE, 1.0])[: model.basis.weight.shape[1]])
         for layer in model.layers:
             own, cross = (layer.get_submodule(name) for name in ("self_attn", "cross_attn"))
-            _look_around(own.get_submodule("qkv"), width, heads)
-            for name, gain in (("qk", (scale * (width / heads) ** 0.5) ** 0.5), ("v", width**0.5), ("out", 1.0)):
-                nn.init.eye_(cross.get_parameter(f"{name}.weight")).mul_(gain)
+            _look_around(own.get_submodule("qkv"), gain, width, heads)
+            alike = (scale * (width / heads) ** 0.5) ** 0.5 / size
+            for name, factor in (("qk", alike), ("v", gain), ("out", 1.0)):
+                nn.init.eye_(cross.get_parameter(f"{name}.weight")).mul_(factor)
                 nn.init.zeros_(cross.get_parameter(f"{name}.bias"))
             for part in (own, cross):
-                part.get_parameter("ffn.0.weight")[:, :width] *= width**0.5
+                part.get_parameter("ffn.0.weight")[:, :width] *= gain
                 for name in ("ffn.3.weight", "ffn.3.bias"):
                     nn.init.zeros_(part.get_parameter(name))
         for head in model.heads:
             assert isinstance(head, MatchHead)
-            nn.init.eye_(head.final.weight).mul_((scale * width**0.5) ** 0.5)
+            nn.init.eye_(head.final.weight).mul_((scale * width**0.5) ** 0.5 / size)
             nn.init.zeros_(head.final.bias)
+            nn.init.zeros_(head.matchability.weight)
             nn.init.constant_(head.matchability.bias, MATCHABLE)
 
 
-def _look_around(qkv: nn.Module, width: int, heads: int) -> None:
+def _look_around(qkv: nn.Module, gain: float, width: int, heads: int) -> None:
     """Queries and keys that are mostly one constant, which turning tells apart by how far two points are."""
     weight, bias = qkv.get_parameter("weight"), qkv.get_parameter("bias")
-    weight.mul_(width**0.5)
+    weight.mul_(gain)
     weight[: 2 * width] /= 2
     bias[: 2 * width] = AROUND * (width / heads) ** -0.25
+
+
+def sharpness(pairs: TrainPairs) -> float:
+    """Of ``SCALES`` the one with which the dual softmax of cosines makes true matches likeliest, over some pairs."""
+    told = dict.fromkeys(SCALES, 0.0)
+    for k in range(min(len(pairs), 64)):
+        batch = pairs.__getitems__([(0, k)])
+        true, partner = batch.matches0 >= 0, batch.matches0.clamp(min=0)[..., None]
+        cosines = batch.descriptors0 @ batch.descriptors1.mT
+        cosines = cosines.masked_fill(~(batch.mask0[:, :, None] & batch.mask1[:, None]), -torch.inf)
+        for scale in SCALES:
+            likely = (scale * cosines).log_softmax(1) + (scale * cosines).log_softmax(2)
+            told[scale] += float(likely.gather(2, partner)[..., 0][true].sum())
+    return max(SCALES, key=told.__getitem__)
 
 
 class Matching(Learning):
@@ -387,30 +443,12 @@ class _Matching(Run):
     """The state of one call of ``match``."""
 
     def _model(self, earlier: dict[str, Any] | None) -> tuple[nn.Module, list[str]]:
-        given, source = self.recipe.model, self.data.train.source
-        knobs = _knobs(given)
-        dims, oriented = source.descriptors.shape[2], source.scales is not None
-        if given.weights == "fresh" or earlier is not None:
-            has = {"input_dim": dims, "scale_and_orientation": oriented}
-            if wrong := [name for name in has if knobs.get(name, has[name]) != has[name]]:
-                raise ValueError(f"model.{wrong[0]} is {knobs[wrong[0]]}, the features have {has[wrong[0]]}")
-            model = build(given.name, **{**knobs, **has})
-            assert isinstance(model, LightGlue)
-            if self.recipe.train.start == "descriptors" and given.weights == "fresh":
-                from_descriptors(model, source.sample())
-            loaded = [] if earlier is None else list(earlier["loaded"])
-        else:
-            trained = None if given.weights == "published" else _trained(given.weights)
-            weights = None if given.weights == "published" else given.weights
-            model = load(given.name, weights, given.origin, **knobs) if trained is None else trained
-            loaded = [f"weights: {given.weights}"]
-        spec: Any = model.spec
-        if spec.input_dim != dims or spec.scale_and_orientation != oriented:
-            raise ValueError(
-                f"{given.name} takes descriptors of {spec.input_dim} numbers"
-                f"{' with scales and orientations' * spec.scale_and_orientation}, {self.recipe.features.name} gives "
-                f"{dims}{' with them' * oriented}"
-            )
+        given = self.recipe.model
+        if earlier is not None:  # the file it started from may be gone
+            return build(given.name, **earlier["spec"]), list(earlier["loaded"])
+        model, loaded = _network(self.recipe)
+        if given.weights == "fresh" and self.recipe.train.start == "descriptors":
+            from_descriptors(model, self.data.train.source.sample(), sharpness(self.data.train))
         return model, loaded
 
     def _sizes(self, spec: Any) -> list[tuple[int, int]]:
@@ -439,6 +477,7 @@ class _Matching(Run):
             "recipe": recipes.plain(self.recipe),
             "data": self.data.fingerprint(),
             "loaded": self.loaded,
+            "spec": dataclasses.asdict(cast(Any, self.model.spec)),
         }
 
     def _export(self, state: dict[str, Tensor], name: str) -> None:
@@ -497,16 +536,6 @@ class _Matching(Run):
                 f"at the recall of {name} ({row['recall']:.3f}) LightGlue {own}: {verdict} than {row['precision']:.3f}"
             )
         self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and examples.png")
-
-
-def _trained(weights: str) -> LightGlue | None:
-    """The LightGlue in a file or run that was trained here, in its own shape; None for other weights."""
-    try:
-        model = load_matcher(weights).model
-    except ValueError:
-        return None
-    assert isinstance(model, LightGlue)
-    return model
 
 
 def beats(row: dict[str, Any]) -> bool:
