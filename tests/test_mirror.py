@@ -28,7 +28,7 @@ def test_facts_and_cards_have_a_model():
     assert sorted(p.stem for p in (ROOT / "models").glob("*.md")) == MODEL_FILES
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "lightglue"])  # that one is for one's own weights
 def test_a_registered_model_is_declared_everywhere(name):
     module = importlib.import_module(f"vispe.models.{MODELS[name]}")
     assert name in module.VARIANTS

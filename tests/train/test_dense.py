@@ -17,10 +17,8 @@ from tests.train.test_classify import KilledError, numbers, quiet, stopped_at
 from tests.train.test_image_pairs import write_photos
 from vispe import recipe
 from vispe.data.megadepth import read_depth
-from vispe.layers.cells import CellMatches
 from vispe.models.loftr import LoFTR
-from vispe.train.dense import DenseRecipe, Judged, judged, load_dense, match_dense, measure, opened_pairs, summed
-from vispe.train.image_pairs import ImagePairs
+from vispe.train.dense import DenseRecipe, load_dense, match_dense, measure, opened_pairs
 from vispe.train.module import NotFiniteError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,29 +171,6 @@ def test_nan_stops(given, tmp_path, monkeypatch):
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
-
-
-def test_matches_are_judged_by_hand(given):
-    """Of four matches two lie within 3 pixels, one 4 pixels off, and of one nothing is known."""
-    source = opened_pairs(given(), quiet).val
-    batch = source.__getitems__([0])
-    there = batch.there0[0]
-    there[20:24] = torch.tensor([[10.0, 10.0], [20.0, 20.0], [30.0, 30.0], [torch.nan, torch.nan]])
-    batch.matches0[0] = -1
-    batch.matches0[0, 20], batch.matches0[0, 22], batch.matches0[0, 30] = 1, 2, 3
-    cells = torch.tensor([20, 21, 22, 23])
-    points0 = torch.stack((cells % 10, cells // 10), 1).float() * 8
-    points1 = torch.tensor([[10.0, 13.0], [20.0, 20.0], [30.0, 34.0], [1.0, 1.0]])
-    out = CellMatches(points0, points1, torch.ones(4), torch.zeros(4, dtype=torch.long))
-    row = judged(lambda *_: out, source.source, batch)[0]
-    assert row[:5] == (4, 3, 2, 3, 1)
-    told = summed([row, Judged(0, 0, 0, 1, 0, np.inf)], source.source)
-    assert (told["precision"], told["recall"], told["matches"]) == (2 / 3, 1 / 4, 2)
-
-
-def test_nothing_at_all_is_worth_nothing():
-    told = summed([Judged(0, 0, 0, 0, 0, np.inf)], ImagePairs())
-    assert told == {"precision": 0, "recall": 0, "matches": 0, "auc": [0, 0, 0]}
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

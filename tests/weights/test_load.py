@@ -51,7 +51,7 @@ def test_build_refuses_unknown_names_and_knobs():
     with pytest.raises(ValueError, match=r"LightGlueSpec has no 'detph'; it has input_dim, width, depth"):
         build("lightglue_aliked", detph=3)
     with pytest.raises(ValueError, match="no model is called"):
-        load("lightglue")
+        load("lightglu")
     with pytest.raises(ValueError, match="has no 'detph'"):
         load("lightglue_aliked", detph=3)
 

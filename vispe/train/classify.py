@@ -345,6 +345,11 @@ class Run:
             "versions": versions(),
         }
 
+    def _say_pace(self, report: dict[str, Any]) -> None:
+        """How fast pairs were learnt from; a matcher's report begins so."""
+        if report["training_images_per_second"] is not None:
+            self.say(f"{report['updates']} updates, {report['training_images_per_second']:.1f} pairs/s")
+
 
 # --- small parts ------------------------------------------------------------------------------------------------------
 

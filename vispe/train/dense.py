@@ -11,31 +11,38 @@ import dataclasses
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from vispe import recipe as recipes
 from vispe.classifier import load_trained, write_trained
-from vispe.data.batches import Plan, Shares
+from vispe.data.batches import Plan
 from vispe.data.images import ImageError
 from vispe.data.megadepth import DepthSpec, open_posed
 from vispe.files import write_json
-from vispe.layers.cells import CellMatches
 from vispe.losses.dense_matching import COARSE, coarse_loss, fine_loss, training_matches
-from vispe.metrics.auc import error_auc
 from vispe.models.loftr import LoFTR, LoFTRSpec
 from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Average, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
+from vispe.train.dense_scores import (
+    DECISIVE,
+    RIGHT,
+    Judged,
+    beats,
+    draw_dense,
+    judged,
+    measure,
+    neighbours,
+    summed,
+)
 from vispe.train.image_pairs import (
     EvalImagePairs,
     ImagePairBatch,
-    ImagePairs,
     PhotoPairs,
     PosedPairs,
     TrainImagePairs,
@@ -43,7 +50,7 @@ from vispe.train.image_pairs import (
 )
 from vispe.train.loaders import Loaders, Say, tell_left_out
 from vispe.train.module import Learning
-from vispe.train.report import draw_curves, new_figure, write_figure
+from vispe.train.report import draw_curves
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
 from vispe.train.start import checked_knobs, variant
 from vispe.train.synced import synced
@@ -51,7 +58,6 @@ from vispe.train.views import PhotoSpec, photographs
 from vispe.weights import build, load
 
 TASK = "match_dense"
-RIGHT = 3.0  # pixels by which a match that is right may be off
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,81 +226,6 @@ class DenseMatching(Learning):
         return {"lr": self.spec.lr, "layer_decay": 1.0, "last": 0}
 
 
-# --- how good a matcher is --------------------------------------------------------------------------------------------
-
-
-class Judged(NamedTuple):
-    """One pair: how many matches there are, of how many of them the truth is known, how many are right, how many cells
-    have a true partner, how many of those a right match, and the error of what follows."""
-
-    matches: float
-    known: float
-    right: float
-    true: float
-    found: float
-    error: float
-
-
-def judged(model: nn.Module, source: ImagePairs, batch: ImagePairBatch) -> list[Judged]:
-    """What each pair's matches are worth."""
-    with torch.no_grad():
-        out: CellMatches = model(batch.image0, batch.image1, batch.mask0, batch.mask1)
-    wide = -(-batch.image0.shape[-1] // source.stride)
-    rows = []
-    for row in range(len(batch.indices)):
-        points0, points1 = _points(out, row)
-        right, known, cells = rightness(batch, row, points0, points1, source.stride, wide)
-        true = batch.matches0[row].cpu().numpy() >= 0
-        error = source.error(batch.truth[row], points0, points1)
-        found = right & true[cells]
-        rows.append(Judged(len(cells), int(known.sum()), int(right.sum()), int(true.sum()), int(found.sum()), error))
-    return rows
-
-
-def _points(out: CellMatches, row: int) -> tuple[np.ndarray, np.ndarray]:
-    here = out.rows == row
-    return out.keypoints0[here].double().cpu().numpy(), out.keypoints1[here].double().cpu().numpy()
-
-
-def rightness(
-    batch: ImagePairBatch, row: int, points0: np.ndarray, points1: np.ndarray, stride: int, wide: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which matches of a pair are right (``RIGHT`` pixels off at most), of which the truth is known, and their cells of
-    image 0."""
-    cells = (points0 / stride).round().astype(int) @ np.array([1, wide])
-    there = batch.there0[row].double().cpu().numpy()[cells]
-    return np.linalg.norm(points1 - there, axis=1) <= RIGHT, ~np.isnan(there).any(1), cells
-
-
-def summed(rows: list[Judged], source: ImagePairs) -> dict[str, Any]:
-    """Of all pairs together: ``precision`` of matches whose truth is known, ``recall`` of cells that have a true
-    partner, ``matches`` a pair; ``auc`` of the source's errors at its limits."""
-    matches, known, right, true, found, _ = (sum(column) for column in zip(*rows, strict=True))
-    return {
-        "precision": right / max(known, 1),
-        "recall": found / max(true, 1),
-        "matches": matches / max(len(rows), 1),
-        "auc": [float(value) for value in error_auc([row.error for row in rows], source.limits)],
-    }
-
-
-def measure(model: nn.Module, pairs: EvalImagePairs, batch_size: int, workers: int) -> dict[str, Any]:
-    """:func:`summed` of a model in eval mode."""
-    device = next(model.parameters()).device
-    rows: list[Judged] = []
-    for batch in image_pair_loader(pairs, Shares(len(pairs), batch_size), workers):
-        if batch.problem:
-            raise ImageError(batch.problem)
-        rows += judged(model, pairs.source, moved(batch, device))
-    return summed(rows, pairs.source)
-
-
-def moved(batch: ImagePairBatch, device: torch.device) -> ImagePairBatch:
-    """The tensors on ``device``."""
-    tensors: dict[str, Any] = {k: part.to(device) for k, part in batch._asdict().items() if isinstance(part, Tensor)}
-    return batch._replace(**tensors)
-
-
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
@@ -375,12 +306,19 @@ class _Dense(Run):
         data = self.data
         trained = load_dense(self.folder / f"{self.recipe.train.report}.safetensors", self.device)
         results = {"val": measure(trained.model, data.val, self.part, self.workers)}
+        try:
+            results["sift_mutual_nn_ratio"] = neighbours(data.val)
+        except ValueError as error:
+            self.say(f"not compared with SIFT: {error}")
         rows = read_curves(self.folder / "metrics.csv")
         draw_curves(self.folder / "curves.png", rows, self.plan.updates_per_epoch)
         draw_dense(self.folder / "examples.png", trained.model, data.val)
         report = {
             "weights": f"{self.recipe.train.report}.safetensors",
             "results": results,
+            "beats": {
+                name: beats(results["val"], told, data.val.source) for name, told in results.items() if name != "val"
+            },
             "pairs": len(data.val),
             "data": {
                 "train": len(data.train.source.names),
@@ -395,30 +333,24 @@ class _Dense(Run):
         return report
 
     def _say(self, report: dict[str, Any]) -> None:
+        self._say_pace(report)
         source, told = self.data.val.source, report["results"]["val"]
-        auc = " / ".join(f"{100 * value:.1f}" for value in told["auc"])
+        limits = f"AUC at {' / '.join(map(str, source.limits))} {source.unit}"
         self.say(
             f"precision at {RIGHT:g} px {told['precision']:.3f}, recall of cells {told['recall']:.3f}, "
-            f"{told['matches']:.0f} matches, AUC at {' / '.join(map(str, source.limits))} {source.unit} {auc}"
+            f"{told['matches']:.0f} matches, {limits} {_percent(told['auc'])}"
         )
+        if not told["matches"]:
+            threshold = cast(LoFTR, self.model).spec.threshold
+            self.say(f"no match is as sure as model.threshold={threshold:g}: train longer, or lower it")
+        for name, better in report["beats"].items():
+            other = report["results"][name]
+            self.say(
+                f"{name} of the same images: {other['matches']:.0f} matches, {limits} {_percent(other['auc'])}: "
+                f"LoFTR is {'better' if better else 'not better'} at {DECISIVE}"
+            )
         self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and examples.png")
 
 
-def draw_dense(path: Path, model: nn.Module, pairs: EvalImagePairs) -> None:
-    """A held-out pair and its matches: right ones green, wrong ones red."""
-    batch = moved(pairs.__getitems__([0]), next(model.parameters()).device)
-    with torch.no_grad():
-        points0, points1 = _points(model(batch.image0, batch.image1, batch.mask0, batch.mask1), 0)
-    h, w = batch.image0.shape[-2:]
-    stride = pairs.source.stride
-    right, known, _ = rightness(batch, 0, points0, points1, stride, -(-w // stride))
-    figure = new_figure(9, 9 * h / (2 * w) + 0.4)
-    axes = figure.add_subplot()
-    both = torch.cat((batch.image0[0, 0], batch.image1[0, 0]), 1).cpu().numpy()
-    axes.imshow(both, cmap="gray", vmin=0, vmax=1)
-    for colour, which in (("#228833", right), ("#cc3311", known & ~right)):
-        for line in np.stack((points0[which], points1[which] + np.array([w, 0])), 1):
-            axes.plot(*line.T, color=colour, linewidth=0.5)
-    axes.set_axis_off()
-    axes.set_title(f"{int(right.sum())} of {int(known.sum())} matches are right", fontsize=10)
-    write_figure(figure, path)
+def _percent(auc: list[float]) -> str:
+    return " / ".join(f"{100 * value:.1f}" for value in auc)

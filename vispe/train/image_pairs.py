@@ -244,7 +244,12 @@ class EvalImagePairs(Dataset[Any]):
         return self.count
 
     def __getitems__(self, keys: list[int]) -> ImagePairBatch:
-        return image_pair_batch(self.source, [(-1, 0, max(key, 0)) for key in keys], keys)
+        return image_pair_batch(self.source, [self.chance(max(key, 0)) for key in keys], keys)
+
+    @staticmethod
+    def chance(key: int) -> tuple[int, ...]:
+        """The numbers that make pair ``key``."""
+        return -1, 0, key
 
 
 def image_pair_batch(source: ImagePairs, chances: Sequence[tuple[int, ...]], indices: Sequence[int]) -> ImagePairBatch:
