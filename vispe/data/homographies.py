@@ -34,7 +34,8 @@ class ViewSpec(Spec):
     """How views vary. ``size`` (h, w) of each in pixels, ``views`` of a photograph; ``angle``: degrees to either side;
     ``scale``: sides as shares of the largest view that fits; ``perspective``: how far a corner moves inwards, as a
     share of the sides; ``overlap``: the least share of either view of a pair that the other shows. ``look``: 0 leaves
-    colours as they are, 1 changes them as published trainings do."""
+    colours as they are, 1 changes them as published trainings do. ``ways``: of the eight in which a photograph can be
+    turned by quarters and mirrored, each as if it were another photograph: few photographs are learnt by heart later."""
 
     size: Size = (360, 480)
     views: int = 8
@@ -43,12 +44,19 @@ class ViewSpec(Spec):
     perspective: float = 0.2
     overlap: float = 0.3
     look: float = 1.0
+    ways: int = 1
 
     def __post_init__(self) -> None:
         if min(self.size) < 32:
             raise ValueError(f"size has sides of at least 32 pixels, got {self.size}")
         if self.views < 2:
             raise ValueError(f"views are at least two of a photograph, for a pair, got {self.views}")
+        if not 1 <= self.ways <= 8:
+            raise ValueError(f"ways are 1 to 8, got {self.ways}")
+        if self.views % self.ways or self.views < 2 * self.ways:
+            raise ValueError(
+                f"views are at least two for each of the {self.ways} ways, as many for each, got {self.views}"
+            )
         if not (0 <= self.angle <= 180 and 0 <= self.perspective < 0.5):
             raise ValueError(f"angle is 0 to 180, perspective 0 to below 0.5, got {self.angle} and {self.perspective}")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
@@ -57,17 +65,35 @@ class ViewSpec(Spec):
             raise ValueError(f"overlap lies in [0, 1), look is not negative, got {self.overlap} and {self.look}")
 
 
-def view(size: Size, spec: ViewSpec, *chance: int) -> Array:
+def view(size: Size, spec: ViewSpec, *chance: int, way: int = 0) -> Array:
     """``H [3, 3]`` that takes points of a view to a photograph of ``size``, by the numbers of ``chance``.
 
-    ``ValueError`` for a photograph that is too narrow for any.
+    ``way``: how the photograph is turned and mirrored before it is looked at. ``ValueError`` for one that is too narrow
+    for any view.
     """
     draw = np.random.default_rng(mixed(*chance))
     for _ in range(TRIES):
-        corners = _quadrilateral(size, spec, draw)
+        corners = _quadrilateral(size[::-1] if way % 2 else size, spec, draw)
         if corners is not None:
-            return _from_corners(_corners(spec.size), corners)
+            return to_photograph(size, way) @ _from_corners(_corners(spec.size), corners)
     raise ValueError(f"a photograph of {size[1]} x {size[0]} pixels has no room for a view")
+
+
+def to_photograph(size: Size, way: int) -> Array:
+    """``[3, 3]`` that takes points of a photograph of ``size``, turned counter-clockwise by ``way % 4`` quarters and
+    then, from way 4 on, mirrored left to right, to the photograph."""
+    h, w = size
+    turned = np.array(
+        [
+            [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+            [[0, -1, w - 1], [1, 0, 0], [0, 0, 1]],
+            [[-1, 0, w - 1], [0, -1, h - 1], [0, 0, 1]],
+            [[0, 1, 0], [-1, 0, h - 1], [0, 0, 1]],
+        ],
+        dtype=np.float64,
+    )[way % 4]
+    wide = h if way % 2 else w
+    return turned @ np.array([[-1, 0, wide - 1], [0, 1, 0], [0, 0, 1]], dtype=np.float64) if way >= 4 else turned
 
 
 def drawn(photo: Float[Tensor, "c h w"], H: Array, size: Size) -> Float[Tensor, "c y x"]:  # noqa: N803

@@ -92,7 +92,8 @@ class PhotoPairs(ImagePairs):
         for photo in photos:
             try:
                 pixels = _bytes(photo.read())
-                view(_size(pixels), views, seed)
+                for way in range(views.ways):
+                    view(_size(pixels), views, seed, way=way)
             except (ImageError, ValueError) as error:
                 if refuse:
                     raise
@@ -111,8 +112,9 @@ class PhotoPairs(ImagePairs):
         row, views = chance[-1] % len(self.photos), self.views
         held = self._held.get(row)
         photo = (_bytes(self.photos[row].read()) if held is None else held).float() / 255
+        way = mixed(self.seed, *chance, 5) % views.ways
         for k in range(TRIES):
-            first, second = (view(_size(photo), views, self.seed, *chance, k, side) for side in (0, 1))
+            first, second = (view(_size(photo), views, self.seed, *chance, k, side, way=way) for side in (0, 1))
             if overlap(first, second, views) >= views.overlap:
                 break
         image0, image1 = (

@@ -227,13 +227,14 @@ class Views(Source):
         return len(self.names) * max(self.spec.views // 2, 1)
 
     def pair(self, *chance: int) -> tuple[int, int]:
-        """Two views, that overlap, of photograph ``number % photographs``."""
-        views = self.spec.views
+        """Two views, that overlap, of photograph ``number % photographs`` in one way."""
+        views, ways = self.spec.views, self.spec.ways
         first = chance[-1] % len(self.names) * views
         draw = np.random.default_rng(mixed(*chance, 3))
+        first += int(draw.integers(ways)) if ways > 1 else 0
         a, b = 0, 1
         for _ in range(TRIES):
-            a, b = (first + int(k) for k in draw.choice(views, 2, replace=False))
+            a, b = (first + ways * int(k) for k in draw.choice(views // ways, 2, replace=False))
             if overlap(self.H[a], self.H[b], self.spec) >= self.spec.overlap:
                 break
         return a, b
@@ -315,7 +316,8 @@ def view_features(
                 continue
             try:
                 image = photo.read()
-                homographies = [view(_size(image), views, seed, _number(photo.name), k) for k in range(views.views)]
+                chance = seed, _number(photo.name)
+                homographies = [view(_size(image), views, *chance, k, way=k % views.ways) for k in range(views.views)]
             except (ImageError, ValueError) as error:
                 if refuse:
                     raise
