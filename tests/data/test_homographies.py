@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vispe.data.homographies import ViewSpec, drawn, looks, overlap, view
+from vispe.data.homographies import ViewSpec, drawn, looks, overlap, to_photograph, view
 from vispe.geometry.homography import warp_points
 
 SPEC = ViewSpec(size=(48, 64))
@@ -45,6 +45,29 @@ def test_the_identity_is_the_photograph():
     torch.testing.assert_close(drawn(photo, np.eye(3), (48, 64)), photo, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("way", range(8))
+def test_a_way_is_numpys_turn_and_mirror(way):
+    photo = np.arange(5 * 7).reshape(5, 7)
+    seen = np.rot90(photo, way % 4)
+    seen = seen[:, ::-1] if way >= 4 else seen
+    rows, columns = np.mgrid[: seen.shape[0], : seen.shape[1]]
+    there = warp_points(to_photograph((5, 7), way), np.stack((columns.ravel(), rows.ravel()), 1).astype(float))
+    x, y = there.round().astype(int).T
+    assert np.array_equal(photo[y, x], seen.ravel())
+
+
+@pytest.mark.parametrize("way", range(8))
+def test_a_view_in_any_way_lies_in_its_photograph_and_turns_as_it_says(way):
+    spec = ViewSpec(size=(48, 64), angle=0.0, perspective=0.0)
+    corners = warp_points(view((300, 100), spec, 3, way=way), [[0, 0], [63, 0], [63, 47], [0, 47]])
+    assert (corners > -1e-6).all()
+    assert (corners < np.array([100, 300]) - 1 + 1e-6).all()
+    right = corners[1] - corners[0]  # a view's first row, in the photograph
+    assert (right.round(6) == 0).tolist() == ([True, False] if way % 2 else [False, True])
+    down = corners[3] - corners[0]
+    assert (right[0] * down[1] - right[1] * down[0] < 0) == (way >= 4), "mirrored or not"
+
+
 def test_overlap_by_hand():
     shift = np.array([[1.0, 0, 32], [0, 1, 0], [0, 0, 1]])
     assert overlap(np.eye(3), np.eye(3), SPEC) == 1
@@ -69,6 +92,9 @@ def test_looks_change_colours_and_not_places():
     ("knobs", "said"),
     [
         ({"size": (8, 64)}, "sides of at least 32 pixels, got (8, 64)"),
+        ({"ways": 9}, "ways are 1 to 8, got 9"),
+        ({"ways": 8, "views": 12}, "views are at least two for each of the 8 ways, as many for each, got 12"),
+        ({"ways": 8, "views": 8}, "views are at least two for each of the 8 ways, as many for each, got 8"),
         ({"views": 1}, "views are at least two of a photograph, for a pair, got 1"),
         ({"angle": 200.0}, "got 200.0 and 0.2"),
         ({"perspective": 0.5}, "got 45.0 and 0.5"),

@@ -99,6 +99,24 @@ def test_truth_is_what_the_homography_says(found):
     assert (truth0[int(views.counts[a]) :] == -2).all()
 
 
+def test_pairs_are_of_one_way(photos, tmp_path):
+    """Turned, a photograph is another one; its views show the same points."""
+    spec = SMALL.but(views=8, ways=4)
+    path = tmp_path / "features.h5"
+    names, _ = view_features(path, photographs(PhotoSpec(roots=(str(photos),)))[0], spec, SIFT, 0, "cpu", False)
+    source = read_views(path, names, spec, 64)
+    ways, counts = set(), []
+    for number in range(40):
+        a, b = source.pair(0, 0, number)
+        assert a != b
+        assert a // 8 == b // 8
+        assert a % 4 == b % 4
+        ways.add(a % 4)
+        counts.append((source.labels(a, b)[0] >= 0).sum())
+    assert ways == {0, 1, 2, 3}
+    assert np.mean(counts) > 6
+
+
 def test_batches_and_pairs_are_one(found):
     path, _, _, names, _ = found
     views = read_views(path, names, SMALL, 64)

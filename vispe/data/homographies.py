@@ -35,7 +35,7 @@ class ViewSpec(Spec):
     ``scale``: sides as shares of the largest view that fits; ``perspective``: how far a corner moves inwards, as a
     share of the sides; ``overlap``: the least share of either view of a pair that the other shows. ``look``: 0 leaves
     colours as they are, 1 changes them as published trainings do. ``ways``: of the eight in which a photograph can be
-    turned by quarters and mirrored, each as if it were another photograph: few photographs are learnt by heart later."""
+    turned by quarters and mirrored, each like another photograph: few are learnt by heart later."""
 
     size: Size = (360, 480)
     views: int = 8
