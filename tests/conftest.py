@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import settings
 
+# The runner starts a worker for each core instead: threads that wait for each other stall, in commands it starts too.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A first call into LAPACK, or a busy machine, takes longer than any formula: no deadlines.
-torch.set_num_threads(1)  # the runner starts a worker for each core instead: threads that wait for each other stall
 settings.register_profile("vispe", deadline=None)
 settings.load_profile("vispe")
 
