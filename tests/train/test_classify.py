@@ -209,7 +209,7 @@ def command(path, out, *words):
 
 
 def environment(tmp_path):
-    return {**os.environ, "OMP_NUM_THREADS": "1", "VISPE_CACHE": str(tmp_path / "cache")}
+    return {**os.environ, "VISPE_CACHE": str(tmp_path / "cache")}
 
 
 def logged(folder):

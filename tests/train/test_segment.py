@@ -384,7 +384,7 @@ def test_two_processes_are_one(tmp_path, scenes):
     values = {**SEMANTIC, "data": {"root": str(scenes)}}
     values["model"] = {**values["model"], "drop_path": 0.0, "dropout": 0.0}
     path.write_text(yaml.safe_dump(values))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "VISPE_CACHE": str(tmp_path / "cache")}
+    env = {**os.environ, "VISPE_CACHE": str(tmp_path / "cache")}
     for name, words in (("one", []), ("two", ["run.devices=2", "run.strategy=ddp"])):
         command = [sys.executable, "-m", "vispe", "train", str(path), *words, "--out", str(tmp_path / name)]
         subprocess.run(command, env=env, check=True, capture_output=True)
