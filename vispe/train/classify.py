@@ -148,6 +148,8 @@ class Run:
     def run(self) -> dict[str, Any]:
         if self.first:
             if self.update == 0:
+                if (self.folder / "run.json").is_file():
+                    self.say(f"the run in {self.folder} had saved nothing yet: it starts again")
                 begin(self.folder, self._told())
             self._announce()
         if self.update < self.plan.updates:

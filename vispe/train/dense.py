@@ -335,6 +335,7 @@ class _Dense(Run):
     def _say(self, report: dict[str, Any]) -> None:
         self._say_pace(report)
         source, told = self.data.val.source, report["results"]["val"]
+        self.say(f"on {report['pairs']} held-out pairs of {report['data']['val']} photographs:")
         limits = f"AUC at {' / '.join(map(str, source.limits))} {source.unit}"
         self.say(
             f"precision at {RIGHT:g} px {told['precision']:.3f}, recall of cells {told['recall']:.3f}, "

@@ -137,11 +137,15 @@ def _network(recipe: MatchRecipe) -> tuple[LightGlue, list[str]]:
     else:
         trained = None if given.weights == "published" else _trained(given.weights)
         weights = None if given.weights == "published" else given.weights
-        model = load(given.name, weights, given.origin, **knobs) if trained is None else trained
+        model = load(given.name, weights, given.origin, **knobs) if trained is None else trained.model
         loaded = [f"weights: {given.weights}"]
     assert isinstance(model, LightGlue)
     spec = model.spec
     if spec.input_dim != dims or spec.scale_and_orientation != oriented:
+        if given.weights not in ("fresh", "published") and trained is not None:
+            raise ValueError(
+                f"{given.weights!r} was trained for the features of {trained.extractor}, not of {features.name}"
+            )
         raise ValueError(
             f"{given.name} takes descriptors of {spec.input_dim} numbers"
             f"{' with scales and orientations' * spec.scale_and_orientation}, {features.name} gives "
@@ -157,14 +161,12 @@ def _knobs(given: ModelSpec) -> dict[str, Any]:
     return checked_knobs(given, spec)
 
 
-def _trained(weights: str) -> LightGlue | None:
-    """The LightGlue in a file or run that was trained here, in its own shape; None for other weights."""
+def _trained(weights: str) -> TrainedMatcher | None:
+    """What is in a file or run that was trained here; None for other weights."""
     try:
-        model = load_matcher(weights).model
+        return load_matcher(weights)
     except ValueError:
         return None
-    assert isinstance(model, LightGlue)
-    return model
 
 
 # --- the pairs --------------------------------------------------------------------------------------------------------
@@ -191,14 +193,13 @@ def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData
     """The features of all images in ``folder``, found now where they are not there yet."""
     features = recipe.features
     path = folder / "features.h5" if features.file is None else Path(features.file).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
     device = "cpu" if recipe.run.accelerator == "cpu" else "auto"
     made = _of_photographs if recipe.poses is None else _of_poses
     train, val, skipped = made(recipe, path, device)
     tell_left_out(skipped, say)
     for what, source in (("to learn from", train), ("held out", val)):
         if not source.counts.any():
-            raise ValueError(f"{features.name} finds no keypoint in any of the {len(source.names)} images {what}")
+            raise ValueError(f"{features.name} finds no keypoint in any image {what} ({len(source.names)})")
     count = recipe.data.val_pairs if recipe.poses is None else recipe.poses.val_pairs
     return PairData(TrainPairs(train, recipe.train.seed), EvalPairs(val, count), tuple(skipped))
 
@@ -206,14 +207,15 @@ def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData
 def _of_photographs(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Source, list[str]]:
     data, features, train = recipe.data, recipe.features, recipe.train
     parts = photographs(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
     refuse = data.corrupt == "refuse"
     names, skipped = view_features(path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse)
     usable = set(names)
-    kept = [[photo.name for photo in part if photo.name in usable] for part in parts]
+    kept = [[photo for photo in part if photo.name in usable] for part in parts]
     if not all(kept):
         raise ValueError(f"of {len(parts[0])} + {len(parts[1])} photographs too few can be used: {skipped[0]}")
     limits = (train.positive, train.negative)
-    first, second = (read_views(path, part, data.views, features.max_keypoints, *limits) for part in kept)
+    first, second = (read_views(path, part, data.views, features.max_keypoints, *limits, data.seed) for part in kept)
     return first, second, skipped
 
 
@@ -221,6 +223,7 @@ def _of_poses(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Sou
     spec, features, train = recipe.poses, recipe.features, recipe.train
     assert spec is not None
     parts = open_posed(spec)
+    path.parent.mkdir(parents=True, exist_ok=True)
     posed_features(path, parts, spec, features, device)
     given = (features.max_keypoints, spec.pairs * parts[0].scenes, train.positive, train.negative)
     first, second = (read_posed(path, part, spec, *given) for part in parts)
@@ -442,6 +445,7 @@ class _Matching(Run):
     def _say(self, report: dict[str, Any]) -> None:
         self._say_pace(report)
         source = self.data.val.source
+        self.say(f"on {report['pairs']} held-out pairs of {report['data']['val']} photographs:")
         for name, told in report["results"].items():
             auc = " / ".join(f"{100 * value:.1f}" for value in told["auc"])
             self.say(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.data.images import ImageError
 from vispe.layers.assignment import nearest
 from vispe.metrics.auc import error_auc
 from vispe.metrics.matching import judged as judged_matches
@@ -102,7 +103,7 @@ def beats(row: dict[str, Any]) -> bool:
 
 
 def draw_pair(path: Path, pairs: EvalPairs, matched: Any) -> None:
-    """The keypoints of a held-out pair and their matches: right ones green, wrong ones red."""
+    """A held-out pair, its keypoints and their matches: right ones green, wrong ones red."""
     source, (a, b) = pairs.source, pairs.pairs[0]
     found, _ = matched(source.alone(a), source.alone(b))
     truth, _ = source.labels(a, b)
@@ -110,6 +111,13 @@ def draw_pair(path: Path, pairs: EvalPairs, matched: Any) -> None:
     axes = figure.add_subplot()
     (h0, w0), (h1, w1) = (source.sizes[row].tolist() for row in (a, b))
     first, second = source.real(a), source.real(b) + np.array([w0 + 10, 0])
+    for row, left in ((a, 0), (b, w0 + 10)):
+        try:
+            image = source.image(row)
+        except ImageError:  # the features outlive the photographs: the matches alone, then
+            continue
+        h, w = image.shape[-2:]
+        axes.imshow(image.permute(1, 2, 0).cpu().numpy(), extent=(left - 0.5, left + w - 0.5, h - 0.5, -0.5))
     for points in (first, second):
         axes.plot(*points.T, ".", color="#999999", markersize=2)
     right = truth[found[:, 0]] == found[:, 1]

@@ -72,7 +72,9 @@ class TrainSpec(Spec):
 
     def _check_parts(self) -> None:
         if self.epochs % self.validate_every:
-            raise ValueError(f"validate_every, {self.validate_every}, does not divide {self.epochs} epochs")
+            raise ValueError(
+                f"validate_every, {self.validate_every}, does not divide {self.epochs} epochs; 1 divides any"
+            )
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay lies in (0, 1], got {self.layer_decay}")
         if not 0 <= self.label_smoothing < 1:

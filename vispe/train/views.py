@@ -88,9 +88,9 @@ class FeatureSpec(Spec):
 
     def __post_init__(self) -> None:
         if self.name not in EXTRACTORS:
-            raise ValueError(f"features.name is one of {', '.join(EXTRACTORS)}, got {self.name!r}")
+            raise ValueError(f"name is one of {', '.join(EXTRACTORS)}, got {self.name!r}")
         if self.max_keypoints < 2:
-            raise ValueError(f"features.max_keypoints is at least 2, got {self.max_keypoints}")
+            raise ValueError(f"max_keypoints is at least 2, got {self.max_keypoints}")
 
     def load(self, device: str, look: Look = AS_IT_IS) -> Extractor:
         given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "weights": self.weights, "device": device}
@@ -205,6 +205,10 @@ class Source(Packed):
         """Of what follows from matched points, in ``unit``; infinite where nothing does."""
         raise NotImplementedError
 
+    def image(self, row: int) -> Float[Tensor, "3 h w"]:
+        """The image that keypoints lie in; ``ImageError`` where it cannot be had any more."""
+        raise NotImplementedError
+
     def truth(self, a: int, b: int) -> tuple[Tensor, Tensor]:
         """``labels`` padded; padding is ignored."""
         made = torch.full((2, self.keypoints.shape[1]), IGNORED)
@@ -216,10 +220,12 @@ class Source(Packed):
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Views(Source):
     """All views of some photographs: view ``k`` of photograph ``p`` is row ``p * views + k``; ``H [n, 3, 3]`` takes a
-    view to its photograph."""
+    view to its photograph. ``seed``: of how they look."""
 
+    photos: tuple[Photo, ...]
     spec: ViewSpec
     H: Array
+    seed: int = 0
     positive: float = 3.0
     negative: float = 3.0
 
@@ -250,6 +256,10 @@ class Views(Source):
             homography_ground_truth(first, second, self.between(a, b), **given),
             homography_ground_truth(second, first, self.between(b, a), **given),
         )
+
+    def image(self, row: int) -> Float[Tensor, "3 h w"]:
+        photo, k = self.photos[row // self.spec.views], row % self.spec.views
+        return seen_view(photo.read(), self.H[row], self.spec, mixed(self.seed, _number(photo.name), k, 1))
 
     def error(self, a: int, b: int, points0: Array, points1: Array) -> float:
         """Of the corners, with PoseLib."""
@@ -287,6 +297,9 @@ class PosedImages(Source):
             posed.between(a, b), positive=self.positive * span, negative=self.negative * span,
             epipolar=self.spec.epipolar * span, tolerance=self.spec.tolerance,
         )  # fmt: skip
+
+    def image(self, row: int) -> Float[Tensor, "3 h w"]:
+        return read_image(os.fspath(self.posed.root / self.names[row]))
 
     def error(self, a: int, b: int, points0: Array, points1: Array) -> float:
         """The larger of the angles by which rotation and translation are off, with PoseLib."""
@@ -332,19 +345,32 @@ def view_features(
 
 
 def read_views(
-    path: Path, names: Sequence[str], views: ViewSpec, most: int, positive: float = 3.0, negative: float = 3.0
+    path: Path,
+    photos: Sequence[Photo],
+    views: ViewSpec,
+    most: int,
+    positive: float = 3.0,
+    negative: float = 3.0,
+    seed: int = 0,
 ) -> Views:
-    """The views of the photographs ``names``, in memory."""
+    """The views of ``photos``, in memory."""
     found: list[Features] = []
     homographies = []
     with CacheReader(path) as file:
-        for name in names:
+        for photo in photos:
             for k in range(views.views):
-                entry = file.read(f"{name}#{k}")
+                entry = file.read(f"{photo.name}#{k}")
                 homographies.append(np.asarray(entry.attributes["H"], dtype=np.float64).reshape(3, 3))
                 found.append(as_features(entry))
-    about: dict[str, Any] = {"spec": views, "H": np.stack(homographies), "positive": positive, "negative": negative}
-    return Views(names=tuple(names), **_packed(found, most), **about)
+    about: dict[str, Any] = {
+        "spec": views,
+        "H": np.stack(homographies),
+        "positive": positive,
+        "negative": negative,
+        "seed": seed,
+    }
+    names = tuple(photo.name for photo in photos)
+    return Views(names=names, photos=tuple(photos), **_packed(found, most), **about)
 
 
 def posed_features(path: Path, posed: Sequence[Posed], spec: DepthSpec, features: FeatureSpec, device: str) -> None:
