@@ -415,6 +415,7 @@ class _Matching(Run):
             "mutual_nn": scored(data.val, mutual()),
             "mutual_nn_ratio": scored(data.val, mutual(RATIO)),
         }
+        draw_pair(self.folder / "examples.png", data.val, lightglue(trained.model))
         trained.model.spec = trained.model.spec.but(threshold=0.0)  # type: ignore[union-attr, operator]
         everything = lightglue(trained.model)
         rows_of_all = judged(data.val, everything)
@@ -423,7 +424,6 @@ class _Matching(Run):
                    "lightglue": precision_at(rows_of_all, told["recall"])}
             for name, told in results.items() if name != "lightglue"
         }  # fmt: skip
-        draw_pair(self.folder / "examples.png", data.val, everything)
         report = {
             "weights": f"{self.recipe.train.report}.safetensors",
             "results": results,
