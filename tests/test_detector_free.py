@@ -16,6 +16,7 @@ from vispe.models import DETECTOR_FREE, MATCHERS, MODELS
 
 @pytest.fixture(scope="module")
 def state():
+    torch.manual_seed(0)
     return vispe.build("loftr_coarse_bmvs").state_dict()
 
 
