@@ -129,20 +129,20 @@ def _network(recipe: MatchRecipe) -> tuple[LightGlue, list[str]]:
     given, features = recipe.model, recipe.features
     knobs = _knobs(given)
     dims, oriented = described(features.name, **features.knobs)
-    if given.weights == "fresh":
+    trained = _trained(given.weights) if given.weights not in ("fresh", "published") else None
+    if trained is not None:
+        model = trained.model
+    elif given.weights == "fresh":
         has = {"input_dim": dims, "scale_and_orientation": oriented}
         if wrong := [name for name in has if knobs.get(name, has[name]) != has[name]]:
             raise ValueError(f"model.{wrong[0]} is {knobs[wrong[0]]}, {features.name} gives {has[wrong[0]]}")
-        model, loaded = build(given.name, **{**knobs, **has}), []
+        model = build(given.name, **{**knobs, **has})
     else:
-        trained = None if given.weights == "published" else _trained(given.weights)
-        weights = None if given.weights == "published" else given.weights
-        model = load(given.name, weights, given.origin, **knobs) if trained is None else trained.model
-        loaded = [f"weights: {given.weights}"]
+        model = load(given.name, None if given.weights == "published" else given.weights, given.origin, **knobs)
     assert isinstance(model, LightGlue)
     spec = model.spec
     if spec.input_dim != dims or spec.scale_and_orientation != oriented:
-        if given.weights not in ("fresh", "published") and trained is not None:
+        if trained is not None:
             raise ValueError(
                 f"{given.weights!r} was trained for the features of {trained.extractor}, not of {features.name}"
             )
@@ -151,7 +151,7 @@ def _network(recipe: MatchRecipe) -> tuple[LightGlue, list[str]]:
             f"{' with scales and orientations' * spec.scale_and_orientation}, {features.name} gives "
             f"{dims}{' with them' * oriented}"
         )
-    return model, loaded
+    return model, [] if given.weights == "fresh" else [f"weights: {given.weights}"]
 
 
 def _knobs(given: ModelSpec) -> dict[str, Any]:
