@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vispe.data.augment import mixed
+from vispe.data.resizing import unrotate_points
 from vispe.geometry.homography import Array, warp_points
 from vispe.spec import Spec
 
@@ -82,18 +83,11 @@ def view(size: Size, spec: ViewSpec, *chance: int, way: int = 0) -> Array:
 def to_photograph(size: Size, way: int) -> Array:
     """``[3, 3]`` that takes points of a photograph of ``size``, turned counter-clockwise by ``way % 4`` quarters and
     then, from way 4 on, mirrored left to right, to the photograph."""
-    h, w = size
-    turned = np.array(
-        [
-            [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-            [[0, -1, w - 1], [1, 0, 0], [0, 0, 1]],
-            [[-1, 0, w - 1], [0, -1, h - 1], [0, 0, 1]],
-            [[0, 1, 0], [-1, 0, h - 1], [0, 0, 1]],
-        ],
-        dtype=np.float64,
-    )[way % 4]
-    wide = h if way % 2 else w
-    return turned @ np.array([[-1, 0, wide - 1], [0, 1, 0], [0, 0, 1]], dtype=np.float64) if way >= 4 else turned
+    points = torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=torch.float64)  # an affine map is known by these
+    if way >= 4:
+        points[:, 0] = size[1 - way % 2] - 1 - points[:, 0]
+    origin, right, down = unrotate_points(points, way % 4, size).numpy()
+    return np.vstack((np.stack((right - origin, down - origin, origin), 1), (0, 0, 1)))
 
 
 def drawn(photo: Float[Tensor, "c h w"], H: Array, size: Size) -> Float[Tensor, "c y x"]:  # noqa: N803

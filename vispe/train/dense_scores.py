@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from lightning.fabric.utilities import move_data_to_device
+from torch import nn
 
 from vispe.data.batches import Shares
 from vispe.data.images import ImageError
@@ -86,7 +87,7 @@ def measure(model: nn.Module, pairs: EvalImagePairs, batch_size: int, workers: i
     for batch in image_pair_loader(pairs, Shares(len(pairs), batch_size), workers):
         if batch.problem:
             raise ImageError(batch.problem)
-        rows += judged(model, pairs.source, moved(batch, device))
+        rows += judged(model, pairs.source, move_data_to_device(batch, device))
     return summed(rows, pairs.source)
 
 
@@ -107,12 +108,6 @@ def neighbours(pairs: EvalImagePairs) -> dict[str, Any]:
     return {"matches": matches / len(pairs), "auc": [float(value) for value in error_auc(errors, source.limits)]}
 
 
-def moved(batch: ImagePairBatch, device: torch.device) -> ImagePairBatch:
-    """The tensors on ``device``."""
-    tensors: dict[str, Any] = {k: part.to(device) for k, part in batch._asdict().items() if isinstance(part, Tensor)}
-    return batch._replace(**tensors)
-
-
 def beats(told: dict[str, Any], other: dict[str, Any], source: ImagePairs) -> bool:
     """Whether the AUC at ``DECISIVE`` is the higher one."""
     at = source.limits.index(DECISIVE)
@@ -121,7 +116,7 @@ def beats(told: dict[str, Any], other: dict[str, Any], source: ImagePairs) -> bo
 
 def draw_dense(path: Path, model: nn.Module, pairs: EvalImagePairs) -> None:
     """A held-out pair and its matches: right ones green, wrong ones red."""
-    batch = moved(pairs.__getitems__([0]), next(model.parameters()).device)
+    batch = move_data_to_device(pairs.__getitems__([0]), next(model.parameters()).device)
     with torch.no_grad():
         points0, points1 = _points(model(batch.image0, batch.image1, batch.mask0, batch.mask1), 0)
     h, w = batch.image0.shape[-2:]

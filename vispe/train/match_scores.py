@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from lightning.fabric.utilities import move_data_to_device
+from torch import nn
 
 from vispe.data.images import ImageError
 from vispe.layers.assignment import nearest
@@ -30,7 +31,7 @@ def lightglue(model: nn.Module) -> Any:
         was = model.training
         model.eval()
         with torch.inference_mode():
-            out = model.match(*(_moved(side, device) for side in sides))  # type: ignore[operator]
+            out = model.match(*(move_data_to_device(side, device) for side in sides))  # type: ignore[operator]
         model.train(was)
         pairs, scores = out.pairs()
         return pairs.cpu().numpy(), scores.float().cpu().numpy()
@@ -90,11 +91,6 @@ def judged(pairs: EvalPairs, matched: Any) -> list[Judged]:
         error = source.error(a, b, first, second)
         rows.append(Judged(scores[known], right[known], len(found), int((truth >= 0).sum()), error))
     return rows
-
-
-def _moved(side: Points, device: torch.device) -> Points:
-    moved: list[Any] = [t.to(device) if isinstance(t, Tensor) else t for t in side]
-    return Points(*moved)
 
 
 def beats(row: dict[str, Any]) -> bool:
