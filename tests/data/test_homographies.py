@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vispe.data.homographies import ViewSpec, drawn, looks, overlap, to_photograph, view
+from vispe.data.homographies import ViewSpec, drawn, looks, overlap, seen_view, to_photograph, view
 from vispe.geometry.homography import warp_points
 
 SPEC = ViewSpec(size=(48, 64))
@@ -86,6 +86,20 @@ def test_looks_change_colours_and_not_places():
         bright = one.mean(0) > one.mean(0).median() + 0.3
         rows, columns = bright.nonzero().float().mean(0).tolist()
         assert (rows, columns) == pytest.approx((24.5, 34.5), abs=2.0)
+
+
+def test_a_camera_gives_bytes_and_looks_by_its_chance_alone():
+    pytest.importorskip("kornia", reason="looks are kornia's")
+    image = torch.rand(3, 60, 80, generator=torch.Generator().manual_seed(0))
+    H = view((60, 80), SPEC, 1)  # noqa: N806
+    state = torch.get_rng_state()
+    one, same, other = (seen_view(image, H, SPEC, chance) for chance in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    plain = seen_view(image, H, SPEC.but(look=0.0), 3)
+    assert torch.allclose(plain, drawn(image, H, SPEC.size), atol=0.5 / 255 + 1e-6)
+    assert torch.equal(plain, (plain * 255).round() / 255)
 
 
 @pytest.mark.parametrize(

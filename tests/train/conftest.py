@@ -1,4 +1,4 @@
-"""A recipe so small that a run takes a second, on images made here."""
+"""A recipe so small that a run takes a second, on images made here; small views of photographs made here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from PIL import Image
 
 pytest.importorskip("lightning", reason="training needs lightning")
 pytest.importorskip("pydantic", reason="recipes need pydantic")
+
+from vispe.data.homographies import ViewSpec
+from vispe.train.photos import PhotoSpec, photographs
+from vispe.train.views import FeatureSpec, view_features
+
+SMALL = ViewSpec(size=(96, 128), views=4, look=0.0, scale=(0.7, 1.0), overlap=0.3)
+SIFT = FeatureSpec(name="sift", max_keypoints=64)
 
 TINY = {
     "model": {
@@ -59,3 +66,25 @@ def tiny(photos):
         return recipe.of({**TINY, "data": {"root": str(root or photos)}}, ClassifyRecipe, words)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def snapshots(tmp_path_factory):
+    """Six photographs and a broken one."""
+    root = tmp_path_factory.mktemp("snapshots")
+    draw = np.random.default_rng(0)
+    for k in range(6):
+        coarse = draw.integers(0, 255, (15, 20, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((200, 150), Image.Resampling.BICUBIC).save(root / f"{k}.png")
+    (root / "broken.png").write_text("junk")
+    return root
+
+
+@pytest.fixture(scope="session")
+def found(snapshots, tmp_path_factory):
+    """Where the features of the photographs' views lie, both parts, the names that can be used, what was left out."""
+    pytest.importorskip("cv2", reason="SIFT is OpenCV's")
+    path = tmp_path_factory.mktemp("features") / "features.h5"
+    train, val = photographs(PhotoSpec(roots=(str(snapshots),), val_part=0.3))
+    names, skipped = view_features(path, [*train, *val], SMALL, SIFT, 0, "cpu", False)
+    return path, train, val, names, skipped

@@ -12,7 +12,7 @@ from vispe.data.images import ImageError
 from vispe.data.megadepth import DepthSpec, open_posed, read_depth
 from vispe.train import image_pairs as module
 from vispe.train.image_pairs import EvalImagePairs, PhotoPairs, PosedPairs, TrainImagePairs, image_pair_batch
-from vispe.train.views import Photo
+from vispe.train.photos import Photo
 
 VIEWS = ViewSpec(size=(64, 96), views=4, angle=20.0, look=0.0, scale=(0.7, 1.0), perspective=0.1, overlap=0.4)
 

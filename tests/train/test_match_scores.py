@@ -7,8 +7,8 @@ import torch
 
 from vispe.models.lightglue import Points
 from vispe.train import match_scores
+from vispe.train.keypoint_pairs import Views
 from vispe.train.match_scores import beats, mutual
-from vispe.train.views import Views
 
 
 def test_mutual_neighbours_and_their_ratio_by_hand():

@@ -119,6 +119,16 @@ def looks(spec: ViewSpec) -> Any:
     )
 
 
+def seen_view(image: Tensor, H: Array, spec: ViewSpec, chance: int) -> Float[Tensor, "3 h w"]:  # noqa: N803
+    """The view as a camera gives it: it looks different by ``chance``, and is rounded to bytes."""
+    seen = drawn(image, H, spec.size)
+    if spec.look:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(chance)
+            seen = looks(spec)(seen[None])[0]
+    return (seen.clamp(0, 1) * 255).round() / 255
+
+
 def overlap(H0: Array, H1: Array, spec: ViewSpec) -> float:  # noqa: N803
     """The smaller of the shares of two views (of homographies to one photograph) that the other shows."""
     y, x = np.meshgrid(*(np.linspace(0, side - 1, GRID) for side in spec.size), indexing="ij")

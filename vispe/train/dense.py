@@ -50,11 +50,11 @@ from vispe.train.image_pairs import (
 )
 from vispe.train.loaders import Loaders, Say, tell_left_out
 from vispe.train.module import Learning
+from vispe.train.photos import PhotoSpec, photographs
 from vispe.train.report import draw_curves
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
 from vispe.train.start import checked_knobs, variant
 from vispe.train.synced import synced
-from vispe.train.views import PhotoSpec, photographs
 from vispe.weights import build, load
 
 TASK = "match_dense"

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vispe.data.augment import mixed
 from vispe.data.batches import brought
-from vispe.data.homographies import ViewSpec, overlap, view
+from vispe.data.homographies import ViewSpec, overlap, seen_view, view
 from vispe.data.images import ImageError, read_image, to_grey
 from vispe.data.megadepth import DepthSpec, Posed
 from vispe.features import Look
@@ -28,7 +28,8 @@ from vispe.geometry.cells import Cells, cell_pixels, cells_of, mutual_cells
 from vispe.geometry.depth import carried, depth_at
 from vispe.geometry.homography import Array, corner_error, resize_matrix, warp_points
 from vispe.geometry.pose import pose_error
-from vispe.train.views import RANSAC, TRIES, Photo, seen_view
+from vispe.train.keypoint_pairs import RANSAC, TRIES
+from vispe.train.photos import Photo
 
 HELD = 512 << 20  # bytes of decoded photographs that are kept in memory
 

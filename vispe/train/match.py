@@ -32,26 +32,15 @@ from vispe.spec import Spec
 from vispe.train.callbacks import LAST, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
+from vispe.train.keypoint_pairs import EvalPairs, PairBatch, Source, TrainPairs, pair_loader
 from vispe.train.loaders import Loaders, Say, tell_left_out
 from vispe.train.match_scores import beats, draw_pair, judged, lightglue, mutual, precision_at, scored
 from vispe.train.module import Learning
+from vispe.train.photos import PhotoSpec, photographs
 from vispe.train.report import draw_curves
 from vispe.train.spec import ModelSpec, RunSpec, TrainSpec, check_together
 from vispe.train.start import checked_knobs, variant
-from vispe.train.views import (
-    EvalPairs,
-    FeatureSpec,
-    PairBatch,
-    PhotoSpec,
-    Source,
-    TrainPairs,
-    pair_loader,
-    photographs,
-    posed_features,
-    read_posed,
-    read_views,
-    view_features,
-)
+from vispe.train.views import FeatureSpec, posed_features, read_posed, read_views, view_features
 from vispe.weights import build, load
 
 TASK = "match"

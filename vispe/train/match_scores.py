@@ -17,8 +17,8 @@ from vispe.metrics.auc import error_auc
 from vispe.metrics.matching import judged as judged_matches
 from vispe.metrics.matching import precision_at_recall
 from vispe.models.lightglue import Points
+from vispe.train.keypoint_pairs import EvalPairs
 from vispe.train.report import new_figure, write_figure
-from vispe.train.views import EvalPairs
 
 Matched = tuple[np.ndarray, np.ndarray]  # pairs [k, 2] and scores [k]
 
