@@ -28,7 +28,7 @@ def test_the_encoding_is_one_line(tiny, line):
         ("model.widht=3", "has no 'widht'; it has image_size"),
         ("model.depth=twelve", "model.depth must be a valid integer, got 'twelve'"),
         ("model.position=spiral", "spiral"),
-        ("model.image_size=17", "17"),
+        ("model.image_size=17", "model: an image of (h, w) = (17, 17)"),
         ("model.name=vit_tinny", "no model is called 'vit_tinny'"),
         ("model.name=disk", "disk is no image classifier"),
     ],

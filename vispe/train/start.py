@@ -116,5 +116,8 @@ def checked_knobs(given: ModelSpec, spec: Any) -> dict[str, Any]:
             made[name] = (value, value)
         elif name != "position":  # its line or mapping is the spec's own business
             made[name] = recipes.typed(value, types[name], f"model.{name}")
-    spec.but(**made)
+    try:
+        spec.but(**made)
+    except ValueError as error:
+        raise ValueError(f"model: {error}") from error
     return made
