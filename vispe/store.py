@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 from vispe.cache import CacheReader, CacheWriter, Entry
@@ -20,9 +21,14 @@ ARRAYS = ("keypoints", "scores", "descriptors", "scales", "orientations")
 
 def add_features(writer: CacheWriter, name: str, features: Features, sha256: str, **attributes: Any) -> None:
     """Store the features of one image, made from a file with this content."""
+    writer.add(name, *as_stored(features, **attributes), sha256)
+
+
+def as_stored(features: Features, **attributes: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and attributes, as a ``CacheWriter`` takes them."""
     arrays = {array: getattr(features, array) for array in ARRAYS if getattr(features, array) is not None}
     arrays = {array: value.detach().float().cpu().numpy() for array, value in arrays.items()}
-    writer.add(name, arrays, {"size": features.size, "pixel": features.pixel, **attributes}, sha256)
+    return arrays, {"size": features.size, "pixel": features.pixel, **attributes}
 
 
 def as_features(entry: Entry) -> Features:

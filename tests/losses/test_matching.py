@@ -19,8 +19,8 @@ def layer(b, m, n, seed, mask0=None, mask1=None):
     return log_assignment(m0, m1, z0, z1, mask0, mask1)
 
 
-def formula(scores, confidence, matches0, matches1):
-    """Lindenberger et al. 2023, equations 10 and 11 (3.4), with loops."""
+def formula(scores, confidence, matches0, matches1, balance="means"):
+    """Lindenberger et al. 2023, equations 10 and 11 (3.4), with loops; or every point alike."""
     layers, sure = [], []
     for scores_of_layer in scores:
         pairs = []
@@ -28,6 +28,10 @@ def formula(scores, confidence, matches0, matches1):
             matched = [s[i][j] for i, j in enumerate(t0) if j >= 0]
             missed0 = [s[i][-1] for i, j in enumerate(t0) if j == UNMATCHABLE]
             missed1 = [s[-1][j] for j, i in enumerate(t1) if i == UNMATCHABLE]
+            if balance == "points":
+                each = [*matched, *matched, *missed0, *missed1]
+                pairs.append(-2 * sum(each) / max(len(each), 1))
+                continue
             means = [sum(part) / len(part) if part else 0.0 for part in (matched, missed0, missed1)]
             pairs.append(-means[0] - (means[1] + means[2]) / 2)
         layers.append(sum(pairs) / len(pairs))
@@ -46,16 +50,17 @@ def formula(scores, confidence, matches0, matches1):
     return sum(layers) / len(layers) + (sum(sure) / len(sure) if sure else 0.0)
 
 
+@pytest.mark.parametrize("balance", ["means", "points"])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_the_formula(depth):
+def test_the_formula(depth, balance):
     scores = [layer(2, 5, 4, seed) for seed in range(depth)]
     draw = torch.Generator().manual_seed(9)
     confidence = [tuple(torch.randn(2, k, generator=draw, dtype=torch.float64) for k in (5, 4)) for _ in scores[:-1]]
     matches0 = torch.tensor([[2, -1, 0, -2, -1], [-1, -1, -1, -1, -1]])
     matches1 = torch.tensor([[2, -1, 0, -2], [-1, -1, -1, -1]])
-    made = matching_loss(scores, confidence, matches0, matches1)
-    assert float(made.total) == pytest.approx(formula(scores, confidence, matches0, matches1), abs=1e-12)
-    if depth == 1:
+    made = matching_loss(scores, confidence, matches0, matches1, balance)
+    assert float(made.total) == pytest.approx(formula(scores, confidence, matches0, matches1, balance), abs=1e-12)
+    if depth == 1 and balance == "means":
         assert float(made.total) == pytest.approx(float(made.matched + made.unmatched), abs=1e-12)
 
 
@@ -68,6 +73,19 @@ def test_worked_out_by_hand():
     assert float(made.matched) == pytest.approx(2 * math.log(2))
     assert float(made.unmatched) == pytest.approx((math.log(2) + 3 * math.log(2)) / 2)
     assert float(made.total) == pytest.approx(4 * math.log(2))
+
+
+@pytest.mark.parametrize(("balance", "best"), [("means", 0.5), ("points", 2 / 7)])
+def test_what_an_ignorant_matcher_learns(balance, best):
+    """It gives every point the same chance: half by the paper's loss, of points alike how many have a partner."""
+    truth0, truth1 = torch.tensor([[0, -1, -1]]), torch.tensor([[0, -1, -1, -1]])
+    chance = torch.tensor(best, dtype=torch.float64, requires_grad=True)
+    scores = torch.full((1, 4, 5), -50.0, dtype=torch.float64)
+    scores[0, :3, :4] = chance.log()
+    scores[0, :3, -1] = scores[0, -1, :4] = (1 - chance).log()
+    matching_loss([scores], [], truth0, truth1, balance).total.backward()
+    assert chance.grad is not None
+    assert float(chance.grad) == pytest.approx(0, abs=1e-12)
 
 
 def test_padding_is_worth_nothing():

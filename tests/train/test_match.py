@@ -284,6 +284,7 @@ def test_nan_stops(tmp_path, monkeypatch):
         (("model.foo=1",), "foo"),
         (("model.input_dim=64",), "model.input_dim is 64, sift gives 128"),
         (("train.positive=0",), "0 < positive <= negative, in pixels, got 0"),
+        (("train.balance=halves",), "train.balance"),
         (("train.layer_decay=0.5",), "are a classifier's knobs"),
         (("features.name=orb",), "orb"),
         (("data.roots=[/nowhere]",), "/nowhere"),

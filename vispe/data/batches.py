@@ -212,11 +212,12 @@ def brought(data: Dataset[Any], batches: Any, workers: int, pinned: bool, *, per
         data,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=as_it_is,
         pin_memory=pinned,
         persistent_workers=workers > 0 and persistent,
     )
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """What a dataset gives, unchanged by its loader."""
     return batch

@@ -8,7 +8,7 @@ Truth is an index into the other image for every keypoint, ``UNMATCHABLE`` (-1) 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vispe.geometry.depth import IGNORED, UNMATCHABLE
+
+Balance = Literal["means", "points"]
 
 
 class MatchLoss(NamedTuple):
@@ -33,9 +35,15 @@ def matching_loss(
     confidence: Sequence[tuple[Float[Tensor, "b m"], Float[Tensor, "b n"]]],
     matches0: Int[Tensor, "b m"],
     matches1: Int[Tensor, "b n"],
+    balance: Balance = "means",
 ) -> MatchLoss:
     """Mean over layers and pairs of minus ``mean_M log P_ij + (mean_A log(1 - s_i) + mean_B log(1 - s_j)) / 2``, and
     the mean over layers of the confidences' binary cross-entropy.
+
+    So says the paper (``balance="means"``): where few points have a partner, each match weighs more than a miss, and
+    scores of hard pairs come out too sure beside those of easy ones. With ``"points"`` it is twice the mean over all
+    points of both images, those of a match each with its ``log P_ij``: scores are probabilities, and pairs can be
+    compared.
 
     ``scores``: each layer's log-assignment, dustbins last, as ``log_assignment`` makes it. ``confidence``: logits of
     every layer but the last, made of detached states; they learn whether a point's best partner there is that of the
@@ -43,17 +51,20 @@ def matching_loss(
     """
     if len(scores) != len(confidence) + 1:
         raise ValueError(f"every layer but the last has confidences: got {len(scores)} layers and {len(confidence)}")
-    matched0, missed0, missed1 = matches0 >= 0, matches0 == UNMATCHABLE, matches1 == UNMATCHABLE
+    which = matches0 >= 0, matches0 == UNMATCHABLE, matches1 == UNMATCHABLE
+    share = scores[0].new_tensor([1.0, 0.5, 0.5])[:, None]
+    if balance == "points":
+        counts = torch.stack([each.sum(1) for each in which]) * share.new_tensor([2.0, 1.0, 1.0])[:, None]
+        share = 2 * counts / counts.sum(0).clamp(min=1)
     parts = []
     for layer in scores:
         inside = layer[:, :-1].gather(2, matches0.clamp(min=0)[..., None])[..., 0]
-        matched = -_mean(inside, matched0)
-        unmatched = -(_mean(layer[:, :-1, -1], missed0) + _mean(layer[:, -1, :-1], missed1)) / 2
-        parts.append(torch.stack((matched.mean(), unmatched.mean())))
-    told = parts[-1].detach()
-    total = torch.stack(parts).sum(1).mean()
+        told = inside, layer[:, :-1, -1], layer[:, -1, :-1]
+        parts.append(-torch.stack([_mean(*each) for each in zip(told, which, strict=True)]))
+    total = (share * torch.stack(parts)).sum(1).mean()
+    matched, missed0, missed1 = parts[-1].detach().mean(1)
     sure = _confidence_loss(scores, confidence, matches0 != IGNORED, matches1 != IGNORED)
-    return MatchLoss(total + sure, told[0], told[1], sure.detach())
+    return MatchLoss(total + sure, matched, (missed0 + missed1) / 2, sure.detach())
 
 
 def _confidence_loss(

@@ -25,7 +25,7 @@ from vispe.data.batches import Plan
 from vispe.data.megadepth import DepthSpec, open_posed
 from vispe.features import described
 from vispe.files import write_json
-from vispe.losses.matching import matching_loss
+from vispe.losses.matching import Balance, matching_loss
 from vispe.models import RATIO
 from vispe.models.lightglue import LightGlue, LightGlueSpec, MatchHead
 from vispe.spec import Spec
@@ -33,7 +33,7 @@ from vispe.train.callbacks import LAST, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
 from vispe.train.keypoint_pairs import EvalPairs, PairBatch, Source, TrainPairs, pair_loader
-from vispe.train.loaders import Loaders, Say, tell_left_out
+from vispe.train.loaders import Loaders, Say, cores, tell_left_out
 from vispe.train.match_scores import beats, draw_pair, judged, lightglue, mutual, precision_at, scored
 from vispe.train.module import Learning
 from vispe.train.photos import PhotoSpec, photographs
@@ -58,7 +58,8 @@ class MatchTrain(TrainSpec):
     """How weights are found. ``positive``: pixels within which two keypoints are one point, ``negative``: beyond which
     one has no partner. ``start`` of fresh weights: "descriptors" begins as dual softmax over the descriptors (in a
     narrower network over their principal directions) and learns from there, "random" as torch draws them.
-    ``checkpoint``: activations are computed twice instead of kept."""
+    ``checkpoint``: activations are computed twice instead of kept. ``balance``: of matches and misses in the loss,
+    "means" as published, "points" for scores that can be compared between pairs (``matching_loss``)."""
 
     lr: float = 1e-3
     weight_decay: float = 1e-4
@@ -66,6 +67,7 @@ class MatchTrain(TrainSpec):
     negative: float = 3.0
     start: Literal["descriptors", "random"] = "descriptors"
     checkpoint: bool = False
+    balance: Balance = "means"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +75,8 @@ class MatchTrain(TrainSpec):
             raise ValueError(f"0 < positive <= negative, in pixels, got {self.positive} and {self.negative}")
         if self.start not in ("descriptors", "random"):
             raise ValueError(f"start is descriptors or random, got {self.start!r}")
+        if self.balance not in ("means", "points"):
+            raise ValueError(f"balance is means or points, got {self.balance!r}")
         if self.layer_decay != 1.0 or self.label_smoothing or self.size is not None:
             raise ValueError("layer_decay, label_smoothing and size are a classifier's knobs")
 
@@ -198,7 +202,10 @@ def _of_photographs(recipe: MatchRecipe, path: Path, device: str) -> tuple[Sourc
     parts = photographs(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse = data.corrupt == "refuse"
-    names, skipped = view_features(path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse)
+    workers = cores() if recipe.run.workers is None else recipe.run.workers
+    names, skipped = view_features(
+        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse, workers
+    )
     usable = set(names)
     kept = [[photo for photo in part if photo.name in usable] for part in parts]
     if not all(kept):
@@ -298,7 +305,7 @@ class Matching(Learning):
     def loss_of(self, batch: PairBatch, batch_idx: int) -> Tensor:
         network, spec = cast(LightGlue, self.model), cast(MatchTrain, self.spec)
         scores, sure = network.every_layer(*batch.sides(), checkpoint=spec.checkpoint and self.training)
-        return matching_loss(scores, sure, batch.matches0, batch.matches1).total
+        return matching_loss(scores, sure, batch.matches0, batch.matches1, spec.balance).total
 
     def on_validation_epoch_start(self) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)

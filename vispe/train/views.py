@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from vispe.cache import CacheReader, CacheWriter
 from vispe.data.augment import mixed
+from vispe.data.batches import as_it_is
 from vispe.data.homographies import ViewSpec, seen_view, view
-from vispe.data.images import ImageError
 from vispe.data.megadepth import DepthSpec, Posed
 from vispe.extract import Job, extract_into, features_made
 from vispe.features import Extractor, Features, Look, extractor
 from vispe.models import EXTRACTORS
 from vispe.progress import track
 from vispe.spec import Spec
-from vispe.store import add_features, as_features
+from vispe.store import as_features, as_stored
 from vispe.train.keypoint_pairs import PosedImages, Views
 from vispe.train.photos import Photo
 
@@ -58,37 +60,69 @@ class FeatureSpec(Spec):
 
 
 def view_features(
-    path: Path, photos: Sequence[Photo], views: ViewSpec, features: FeatureSpec, seed: int, device: str, refuse: bool
+    path: Path,
+    photos: Sequence[Photo],
+    views: ViewSpec,
+    features: FeatureSpec,
+    seed: int,
+    device: str,
+    refuse: bool,
+    workers: int = 0,
 ) -> tuple[list[str], list[str]]:
     """Write ``path`` with the features of every view, or what of it is missing; the names of the photographs that can
-    be used, and a sentence for each that cannot (with ``refuse`` an error)."""
+    be used, and a sentence for each that cannot (with ``refuse`` an error). ``workers``: processes that find them where
+    a network does on the CPU, each with one thread; small images gain nothing from more."""
     made = {"views": dataclasses.asdict(views), "seed": seed}
     made |= features_made(
         features.name, max_keypoints=features.max_keypoints, resize=0, side="long", weights=features.weights,
         **features.knobs,
     )  # fmt: skip
     skipped: dict[str, str] = {}
-    loaded: list[Extractor] = []
     with CacheWriter(path, made, **KEPT) as writer:
-        for photo in track(photos, "finding keypoints", "photographs"):
-            keys, content = [f"{photo.name}#{k}" for k in range(views.views)], photo.content()
-            if all(writer.has(key, content) for key in keys):
-                continue
-            try:
-                image = photo.read()
-                chance = seed, photo.number
-                homographies = [view(_size(image), views, *chance, k, way=k % views.ways) for k in range(views.views)]
-            except (ImageError, ValueError) as error:
-                if refuse:
-                    raise
-                skipped[photo.name] = str(error)
-                continue
-            if not loaded:
-                loaded.append(features.load(device))
-            for k, (key, H) in enumerate(zip(keys, homographies, strict=True)):  # noqa: N806
-                found = loaded[0](seen_view(image, H, views, mixed(seed, photo.number, k, 1)))
-                add_features(writer, key, found, content, H=H)
+        left = [
+            (photo, content)
+            for photo, content in ((photo, photo.content()) for photo in photos)
+            if not all(writer.has(f"{photo.name}#{k}", content) for k in range(views.views))
+        ]
+        if left:
+            finder = _ViewFeatures([photo for photo, _ in left], views, features.load(device), seed)
+            found = track(finder.loader(workers), "finding keypoints", "photographs", total=len(left))
+            for (photo, content), made_of in zip(left, found, strict=True):
+                if isinstance(made_of, str):
+                    if refuse:
+                        raise ValueError(made_of)
+                    skipped[photo.name] = made_of
+                    continue
+                for k, (arrays, attributes) in enumerate(made_of):
+                    writer.add(f"{photo.name}#{k}", arrays, attributes, content)
     return [photo.name for photo in photos if photo.name not in skipped], list(skipped.values())
+
+
+class _ViewFeatures(Dataset[Any]):
+    """What is stored of each photograph's views, or why that cannot be."""
+
+    def __init__(self, photos: Sequence[Photo], views: ViewSpec, find: Extractor, seed: int) -> None:
+        self.photos, self.views, self.find, self.seed = photos, views, find, seed
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, at: int) -> list[Any] | str:
+        photo, views = self.photos[at], self.views
+        try:
+            image, chance = photo.read(), (self.seed, photo.number)
+            homographies = [view(_size(image), views, *chance, k, way=k % views.ways) for k in range(views.views)]
+            seen = (seen_view(image, H, views, mixed(*chance, k, 1)) for k, H in enumerate(homographies))
+            return [as_stored(self.find(one), H=H) for one, H in zip(seen, homographies, strict=True)]
+        except ValueError as error:
+            return str(error)
+
+    def loader(self, workers: int) -> DataLoader[Any]:
+        """In order. OpenCV brings threads of its own, which do not outlive a fork."""
+        forked = sys.platform == "linux" and self.find.device.type == "cpu" and self.find.name != "sift"
+        many: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork"} if forked and workers else {}
+        own = torch.Generator()  # else it draws from torch's
+        return DataLoader(self, batch_size=None, collate_fn=as_it_is, generator=own, **many)
 
 
 def read_views(
