@@ -353,6 +353,14 @@ def test_sift_is_matched_by_what_ships_unless_the_published_file_is_there(pair, 
     assert lightglue_for("sift", "my.pth") == "lightglue_sift"
 
 
+@needs_package
+def test_aliked_t16_is_matched_by_what_ships(pair):
+    found, few = (Matcher("aliked_t16", name, max_keypoints=256)(*pair) for name in ("lightglue", "mutual_nn"))
+    assert found.network == "lightglue_aliked_t16_small"
+    assert len(found) > 50
+    assert found.inliers.mean() > few.inliers.mean()
+
+
 def test_the_ratio_test_keeps_some_of_the_mutual_neighbours(pair):
     pytest.importorskip("cv2", reason="SIFT is OpenCV's")
     all_of_them, few = (Matcher("sift", name, max_keypoints=96)(*pair) for name in ("mutual_nn", "mutual_nn_ratio"))
@@ -400,7 +408,6 @@ WRONG_LOADS = [
     ({"extractor": "surf"}, r"extractor must be one of aliked_n16, .*superpoint, got 'surf'"),
     ({"matcher": "flann"}, "matcher must be one of lightglue, mutual_nn, mutual_nn_ratio, loftr, .*got 'flann'"),
     ({"precision": "fp8"}, "precision must be one of fp32, fp16, bf16, got 'fp8'"),
-    ({"extractor": "aliked_t16"}, r"no LightGlue was published for aliked_t16's descriptors; use matcher 'mutual_nn'"),
     ({"matcher": "mutual_nn", "adaptive": True}, "mutual_nn has neither weights nor adaptivity"),
     ({"matcher": "mutual_nn", "weights": "x.pth"}, "mutual_nn has neither weights nor adaptivity"),
     ({"matcher": "mutual_nn_ratio", "weights": "x.pth"}, "mutual_nn_ratio has neither weights nor adaptivity"),

@@ -315,11 +315,6 @@ def lightglue_for(extractor: str, weights: Any = None) -> str:
     if "extractor" in about:
         return str(about["model"])
     name = EXTRACTORS[extractor]
-    if name is None:
-        raise ValueError(
-            f"no LightGlue was published for {extractor}'s descriptors; use matcher 'mutual_nn', or give weights that "
-            "vispe train made for it"
-        )
     return SHIPPED[extractor] if weights is None and extractor in SHIPPED and not at_hand(name) else name
 
 

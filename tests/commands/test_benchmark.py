@@ -142,7 +142,7 @@ def test_mistakes(hpatches, tmp_path, complaint):
 
 
 @pytest.mark.parametrize("extractor", EXTRACTORS)
-def test_the_matcher_is_the_one_that_was_trained_for_the_extractor(hpatches, tmp_path, monkeypatch, extractor):
+def test_every_extractor_has_a_matcher(hpatches, tmp_path, monkeypatch, extractor):
     from vispe.evaluate import benchmark as module
 
     seen = []
@@ -151,7 +151,7 @@ def test_the_matcher_is_the_one_that_was_trained_for_the_extractor(hpatches, tmp
     assert vispe_(*words, "--detection-threshold", "0.2") == 0
     pairs, out, protocol, pipeline = seen[0]
     assert (pairs.name, out, protocol.name) == ("hpatches", tmp_path / "run", "glue-factory")
-    assert pipeline.matcher == ("mutual_nn" if EXTRACTORS[extractor] is None else "lightglue")
+    assert (pipeline.extractor, pipeline.matcher) == (extractor, "lightglue")
     assert pipeline.knobs == {"detection_threshold": 0.2}
 
 

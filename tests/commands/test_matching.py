@@ -145,12 +145,6 @@ def test_weights_that_cannot_be_fetched_are_one_line(images, complaint, monkeypa
     assert "put it at" in line
 
 
-@needs_package
-def test_there_is_no_lightglue_for_aliked_t16(images, complaint):
-    line = complaint("match", images / "left.png", images / "left.png", "--extractor", "aliked_t16")
-    assert "use matcher 'mutual_nn'" in line
-
-
 def test_names_with_line_breaks_are_one_line(images, complaint):
     assert "missing" in complaint("match", images / "new\nline.png", "missing\nfile.png", *FAST)
 

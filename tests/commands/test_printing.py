@@ -29,7 +29,8 @@ def found(**more):
 def test_counts_say_what_there_is():
     assert counts(found()) == [("matcher", "lightglue_disk"), ("keypoints", "9, 8"), ("matches", "7")]
     assert counts(found(network=None))[0] == ("matcher", "lightglue")
-    assert "vispe's own" in counts(found(network="lightglue_sift_small"))[0][1]
+    assert "vispe's own: the published" in counts(found(network="lightglue_sift_small"))[0][1]
+    assert "vispe's own: none were" in counts(found(network="lightglue_aliked_t16_small"))[0][1]
     good = SimpleNamespace(num_inliers=5, model="homography", threshold=1.5, reason=None)
     rows = [("rotation of image 1", "90 degrees"), ("inliers", "5 (homography, 1.50 px)")]
     assert counts(found(rotation=90, geometry=good))[3:] == rows

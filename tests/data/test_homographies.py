@@ -122,6 +122,13 @@ def test_mistakes_are_named(knobs, said):
     assert said in str(caught.value)
 
 
+def test_a_photograph_that_would_be_enlarged_to_nothing_is_refused():
+    spec = ViewSpec(size=(240, 320), angle=0.0, perspective=0.0)
+    view((64, 84), spec, 0)
+    with pytest.raises(ValueError, match="a photograph of 76 x 60 pixels has no room for a view"):
+        view((60, 76), spec, 0)
+
+
 def test_a_photograph_of_a_line_is_refused():
     with pytest.raises(ValueError, match="a photograph of 300 x 1 pixels has no room for a view"):
         view((1, 300), SPEC, 0)

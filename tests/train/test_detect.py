@@ -350,7 +350,7 @@ def test_what_is_left_out_is_said(tmp_path):
     (root / "train2017" / "3.png").write_text("junk")
     said = []
     data = open_looked_through(CocoSpec(root=str(root), corrupt="skip"), said.append)
-    assert said == ["1 image cannot be read and is left out"]
+    assert said == [f"1 image cannot be used and is left out, first: {data.skipped[0]}"]
     assert len(data.train) == 7
     assert "3.png" in data.skipped[0]
 

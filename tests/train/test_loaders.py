@@ -21,7 +21,7 @@ def test_skipped_images_are_said(tmp_path):
     said = []
     data = open_checked(DataSpec(root=str(root), corrupt="skip"), said.append)
     assert len(data.train) == 39
-    assert said == ["1 image cannot be read and is left out"]
+    assert said == [f"1 image cannot be used and is left out, first: {data.skipped[0]}"]
     assert "train/cold/3.png" in data.skipped[0]
     with pytest.raises(ValueError, match=r"train/cold/3\.png"):
         open_checked(DataSpec(root=str(root)))

@@ -309,10 +309,11 @@ def test_mistakes_are_named(tmp_path, words, said):
         ("model.weights=/nowhere/x.safetensors",),
         ("model.name=lightglue_disk", "model.weights=published", "features.name=aliked_t16"),
         ("model.name=lightglue", "model.weights=published"),
+        ("train.batch_size=512",),
     ],
 )
 def test_mistakes_are_named_before_features_are_found(tmp_path, words):
-    with pytest.raises(ValueError, match=r"128|x\.safetensors|no published weights"):
+    with pytest.raises(ValueError, match=r"128|x\.safetensors|no published weights|a batch of 512"):
         match(given(*words), tmp_path / "run", say=quiet)
     assert not (tmp_path / "run").exists()
 

@@ -297,7 +297,10 @@ def test_what_is_left_out_and_what_is_not_there_is_said(tmp_path):
     (root / "classes.txt").write_text("\n".join([*NAMES, "blue"]))
     said = []
     data = open_looked_through(SemanticSpec(root=str(root), corrupt="skip"), said.append)
-    assert said == ["no training image shows blue", "1 image cannot be read and is left out"]
+    assert said == [
+        "no training image shows blue",
+        f"1 image cannot be used and is left out, first: {data.skipped[0]}",
+    ]
     assert len(data.train) == 11
     assert "train/images/3.png" in data.skipped[0]
 

@@ -85,7 +85,7 @@ def _root(add: Any) -> None:
 
 def _benchmark(add: Any, name: str) -> None:
     add("--extractor", default="aliked_n16", choices=EXTRACTORS, metavar="NAME", help=", ".join(EXTRACTORS))
-    pairing(add, None)
+    pairing(add)
     add("--extractor-weights", metavar="PATH", type=Path, help="extractor weights from this file")
     add("--max-keypoints", type=int, metavar="N", help="default: the preset's")
     add("--resize-short", type=int, metavar="N", help="look at images with the short side N; default: the preset's")
@@ -189,8 +189,6 @@ def _run(options: Options, open_pairs: Callable[[], PairSet]) -> None:
     protocol = preset(pairs.name, options.preset, pairs.task)
     protocol = renamed(_scored(_looked(protocol, options), options), pairs.name)
     given = {name: getattr(options, name) for name in SETTINGS}
-    trained = EXTRACTORS[options.extractor] is not None or options.weights is not None
-    given["matcher"] = options.matcher or ("lightglue" if trained else "mutual_nn")
     paths = {name: str(given[name]) for name in ("weights", "extractor_weights") if given[name] is not None}
     if options.detection_threshold is not None:
         given["knobs"] = {"detection_threshold": options.detection_threshold}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vispe.models import SHIPPED
+from vispe.models import EXTRACTORS, SHIPPED
 
 if TYPE_CHECKING:
     from vispe.matching import Matches
@@ -22,8 +22,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 def counts(found: Matches) -> list[tuple[str, str]]:
     """Rows of who matched, how many keypoints, matches and inliers there are, and why there is no model if there is
     none."""
-    own = " (vispe's own: the published weights are not on this machine)" * (found.network in SHIPPED.values())
-    rows = [("matcher", f"{found.network or found.matcher}{own}")]
+    rows = [("matcher", f"{found.network or found.matcher}{_whose(found.network)}")]
     rows += [("keypoints", f"{len(found.keypoints0)}, {len(found.keypoints1)}"), ("matches", str(len(found)))]
     rows += [("rotation of image 1", f"{found.rotation} degrees")] if found.rotation else []
     model = found.geometry
@@ -31,6 +30,12 @@ def counts(found: Matches) -> list[tuple[str, str]]:
         rows += [("inliers", f"{model.num_inliers} ({model.model}, {model.threshold:.2f} px)")]
         rows += [("no model", model.reason)] if model.reason else []
     return rows
+
+
+def _whose(network: str | None) -> str:
+    if network in SHIPPED.values():
+        return " (vispe's own: the published weights are not on this machine)"
+    return " (vispe's own: none were published)" if network == EXTRACTORS["aliked_t16"] else ""
 
 
 def timing(found: Matches) -> list[tuple[str, str]]:

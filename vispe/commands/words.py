@@ -38,10 +38,10 @@ def extraction(add: Any) -> None:
     add("--device", default="auto", help="a torch device; auto: CUDA when there is one")
 
 
-def pairing(add: Any, matcher: str | None = "lightglue") -> None:
-    """The options of a matcher; ``matcher`` is its default, None: the one for the extractor."""
-    told = "default %(default)s" if matcher else "default: lightglue, mutual_nn where none was trained"
-    add("--matcher", default=matcher, choices=MATCHERS, metavar="NAME", help=f"{', '.join(MATCHERS)}; {told}")
+def pairing(add: Any) -> None:
+    """The options of a matcher."""
+    names = ", ".join(MATCHERS)
+    add("--matcher", default="lightglue", choices=MATCHERS, metavar="NAME", help=f"{names}; default %(default)s")
     add("--adaptive", action="store_true", help="LightGlue: stop early and drop points; faster, a few other matches")
     add("--weights", metavar="PATH", type=Path, help="weights of the matcher: a file, or the folder of a training run")
     add("--precision", default="fp32", help="of the matcher: fp32, fp16 or bf16; default %(default)s")

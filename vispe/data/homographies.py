@@ -27,6 +27,7 @@ from vispe.spec import Spec
 
 Size = tuple[int, int]  # h, w
 GRID = 16  # points a side that tell how far two views overlap
+SMALLEST = 0.25  # pixels of a photograph for one of the largest view: a smaller one would be enlarged to nothing
 TRIES = 20  # quadrilaterals drawn before a photograph is given up as too narrow
 
 
@@ -46,6 +47,11 @@ class ViewSpec(Spec):
     overlap: float = 0.3
     look: float = 1.0
     ways: int = 1
+
+    @property
+    def pairs(self) -> int:
+        """That an epoch has of each photograph."""
+        return max(self.views // 2, 1)
 
     def __post_init__(self) -> None:
         if min(self.size) < 32:
@@ -69,8 +75,8 @@ class ViewSpec(Spec):
 def view(size: Size, spec: ViewSpec, *chance: int, way: int = 0) -> Array:
     """``H [3, 3]`` that takes points of a view to a photograph of ``size``, by the numbers of ``chance``.
 
-    ``way``: how the photograph is turned and mirrored before it is looked at. ``ValueError`` for one that is too narrow
-    for any view.
+    ``way``: how the photograph is turned and mirrored before it is looked at. ``ValueError`` for one that is too small
+    or too narrow for any view.
     """
     draw = np.random.default_rng(mixed(*chance))
     for _ in range(TRIES):
@@ -153,7 +159,7 @@ def _quadrilateral(size: Size, spec: ViewSpec, draw: np.random.Generator) -> Arr
     low, high = np.log(spec.scale)
     corners *= largest * math.exp(draw.uniform(low, high))
     room = np.array([width, height]) - 1 - (corners.max(0) - corners.min(0))
-    if largest <= 0 or room.min() < 0:
+    if largest < SMALLEST or room.min() < 0:
         return None
     return corners - corners.min(0) + draw.uniform(0, 1, 2) * room
 

@@ -22,6 +22,7 @@ MODELS: dict[str, str] = {
     "lightglue_sift": "lightglue",
     "lightglue_doghardnet": "lightglue",
     "lightglue_sift_small": "lightglue",
+    "lightglue_aliked_t16_small": "lightglue",
     "lightglue": "lightglue",  # for features of any kind, to be trained
     "loftr_outdoor": "loftr",
     "loftr_indoor": "loftr",
@@ -112,12 +113,12 @@ MODELS: dict[str, str] = {
     "segmenter_linear_large_patch16": "segmenter_linear",
 }
 
-EXTRACTORS: dict[str, str | None] = {
+EXTRACTORS = {
     # name -> the LightGlue weights trained for its descriptors
     "aliked_n16": "lightglue_aliked",
     "aliked_n16rot": "lightglue_aliked",
     "aliked_n32": "lightglue_aliked",
-    "aliked_t16": None,  # 64-dimensional descriptors: no LightGlue was published for them
+    "aliked_t16": "lightglue_aliked_t16_small",  # vispe's own: none was published
     "disk": "lightglue_disk",
     "sift": "lightglue_sift",
     "superpoint": "lightglue_superpoint",

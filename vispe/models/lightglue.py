@@ -512,5 +512,6 @@ VARIANTS = {
     "lightglue_sift": LightGlueSpec(scale_and_orientation=True),
     "lightglue_doghardnet": LightGlueSpec(scale_and_orientation=True),
     "lightglue_sift_small": LightGlueSpec(scale_and_orientation=True, width=96, depth=3, num_heads=1),
+    "lightglue_aliked_t16_small": LightGlueSpec(input_dim=64, width=96, depth=3, num_heads=1),
     "lightglue": LightGlueSpec(),
 }

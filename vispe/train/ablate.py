@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from vispe.files import write_atomically, write_json
+from vispe.files import check_writable, write_atomically, write_json
 from vispe.layers.sockets import PositionSpec
 from vispe.recipe import plain
 from vispe.spec import Spec
@@ -91,7 +91,7 @@ def ablate(recipe: AblateRecipe, out: str | os.PathLike[str], say: Say = print) 
     trained, ``table_similarity.png``. Runs that are finished are not run again.
     """
     folder, found = Path(out), {}
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder)
     wanted = [(line, seed) for seed in recipe.seeds for line in recipe.positions]
     tasks = {key: (recipe.run(*key), folder / folder_name(*key)) for key in wanted}
     for (line, seed), report in reports(tasks, recipe.jobs, recipe.threads):

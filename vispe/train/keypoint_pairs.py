@@ -122,7 +122,7 @@ class Views(Source):
     negative: float = 3.0
 
     def __len__(self) -> int:
-        return len(self.names) * max(self.spec.views // 2, 1)
+        return len(self.names) * self.spec.pairs
 
     def pair(self, *chance: int) -> tuple[int, int]:
         """Two views, that overlap, of photograph ``number % photographs`` in one way."""

@@ -51,10 +51,10 @@ def open_checked(spec: DataSpec, say: Say = print, opened: Opened = open_data) -
 
 
 def tell_left_out(skipped: Sequence[str], say: Say) -> None:
-    """Say how many images are not used."""
+    """Say how many images are not used, and why the first is not."""
     if skipped:
-        what = "1 image cannot be read and is" if len(skipped) == 1 else f"{len(skipped)} images cannot be read and are"
-        say(f"{what} left out")
+        what = "1 image cannot be used and is" if len(skipped) == 1 else f"{len(skipped)} images cannot be used and are"
+        say(f"{what} left out, first: {skipped[0]}")
 
 
 @contextmanager

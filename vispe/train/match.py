@@ -44,6 +44,7 @@ from vispe.train.views import FeatureSpec, posed_features, read_posed, read_view
 from vispe.weights import build, load
 
 TASK = "match"
+FEW = 10  # held-out photographs below which a verdict is said to be by chance
 MATCHABLE = 2.0  # logit of matchability at the start: most points are taken to have a partner
 SCALES = (7.0, 10.0, 14.0, 20.0, 28.0, 40.0, 57.0, 80.0, 113.0)  # of cosines at the start; ALIKED wants 14, SIFT 40
 NEAR, SIZE, AROUND = (
@@ -111,9 +112,17 @@ def match(
         out,
         data,
         say,
-        check=lambda: None if (Path(out) / LAST).is_file() else _network(recipe),  # finding features takes minutes
+        check=lambda: None if (Path(out) / LAST).is_file() else _refuse_early(recipe),
         opened=lambda folder: found_pairs(recipe, folder, say),
     )
+
+
+def _refuse_early(recipe: MatchRecipe) -> None:
+    """``ValueError`` for what need not wait for the features, which take minutes."""
+    _network(recipe)
+    if recipe.poses is None:
+        train, data = recipe.train, recipe.data
+        Plan(len(photographs(data)[0]) * data.views.pairs, train.batch_size, train.epochs, train.seed)
 
 
 def _network(recipe: MatchRecipe) -> tuple[LightGlue, list[str]]:
@@ -188,7 +197,7 @@ def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData
     path = folder / "features.h5" if features.file is None else Path(features.file).expanduser()
     device = "cpu" if recipe.run.accelerator == "cpu" else "auto"
     made = _of_photographs if recipe.poses is None else _of_poses
-    train, val, skipped = made(recipe, path, device)
+    train, val, skipped = made(recipe, path, device, say)
     tell_left_out(skipped, say)
     for what, source in (("to learn from", train), ("held out", val)):
         if not source.counts.any():
@@ -197,14 +206,14 @@ def found_pairs(recipe: MatchRecipe, folder: Path, say: Say = print) -> PairData
     return PairData(TrainPairs(train, recipe.train.seed), EvalPairs(val, count), tuple(skipped))
 
 
-def _of_photographs(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Source, list[str]]:
+def _of_photographs(recipe: MatchRecipe, path: Path, device: str, say: Say) -> tuple[Source, Source, list[str]]:
     data, features, train = recipe.data, recipe.features, recipe.train
     parts = photographs(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse = data.corrupt == "refuse"
     workers = cores() if recipe.run.workers is None else recipe.run.workers
     names, skipped = view_features(
-        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse, workers
+        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse, workers, say
     )
     usable = set(names)
     kept = [[photo for photo in part if photo.name in usable] for part in parts]
@@ -215,7 +224,7 @@ def _of_photographs(recipe: MatchRecipe, path: Path, device: str) -> tuple[Sourc
     return first, second, skipped
 
 
-def _of_poses(recipe: MatchRecipe, path: Path, device: str) -> tuple[Source, Source, list[str]]:
+def _of_poses(recipe: MatchRecipe, path: Path, device: str, say: Say) -> tuple[Source, Source, list[str]]:
     spec, features, train = recipe.poses, recipe.features, recipe.train
     assert spec is not None
     parts = open_posed(spec)
@@ -441,7 +450,8 @@ class _Matching(Run):
     def _say(self, report: dict[str, Any]) -> None:
         self._say_pace(report)
         source = self.data.val.source
-        self.say(f"on {report['pairs']} held-out pairs of {report['data']['val']} photographs:")
+        held = report["data"]["val"]
+        self.say(f"on {report['pairs']} held-out pairs of {held} photograph{'s' * (held != 1)}:")
         for name, told in report["results"].items():
             auc = " / ".join(f"{100 * value:.1f}" for value in told["auc"])
             self.say(
@@ -450,8 +460,12 @@ class _Matching(Run):
             )
         for name, row in report["at_equal_recall"].items():
             own = "does not reach it" if row["lightglue"] is None else f"has precision {row['lightglue']:.3f}"
-            verdict = "better" if report["beats"][name] else "not better"
+            tied = row["lightglue"] == row["precision"]
+            verdict = "as good as" if tied else "better than" if report["beats"][name] else "not better than"
             self.say(
-                f"at the recall of {name} ({row['recall']:.3f}) LightGlue {own}: {verdict} than {row['precision']:.3f}"
+                f"with the threshold that gives the recall of {name} ({row['recall']:.3f}) LightGlue {own}: {verdict} "
+                f"{row['precision']:.3f}"
             )
+        if held < FEW:
+            self.say(f"{held} photograph{'s' * (held != 1)} held out: with others it may come out differently")
         self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and examples.png")

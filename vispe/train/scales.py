@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.features import pick_device
-from vispe.files import write_atomically, write_json
+from vispe.files import check_writable, write_atomically, write_json
 from vispe.recipe import of, plain
 from vispe.segmenter import evaluate_semantic, load_segmenter
 from vispe.spec import Spec
@@ -87,7 +87,7 @@ def scales(recipe: ScalesRecipe, out: str | os.PathLike[str], say: Say = print) 
     runs = {key: recipe.run(*key) for key in wanted}
     for one in runs.values():
         model_overrides(one.model, SEMANTIC)  # a mistake in the last network shall not wait for the first's training
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder)
     tasks = {key: (one, folder / folder_name(*key)) for key, one in runs.items()}
     work = partial(trained_and_tested, list(recipe.shorts().values()))
     for (label, seed), measured in reports(tasks, recipe.jobs, recipe.threads, work):

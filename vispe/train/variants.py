@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe import recipe as recipes
-from vispe.files import write_atomically, write_json
+from vispe.files import check_writable, write_atomically, write_json
 from vispe.spec import Spec
 from vispe.train.ablate import folder_name, reports
 from vispe.train.loaders import Say
@@ -64,9 +64,9 @@ def compare_variants(recipe: VariantsRecipe, out: str | os.PathLike[str], say: S
     Also written: ``variants.md``, the table, and ``variants.png``. Runs that are finished are not run again.
     """
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder)
     wanted = [(name, seed) for seed in recipe.seeds for name in recipe.variants]
-    tasks = {key: (recipe.run(*key), folder / folder_name(*key)) for key in wanted}
+    tasks = {key: (_sharing(recipe.run(*key), folder), folder / folder_name(*key)) for key in wanted}
     found: dict[tuple[str, int], dict[str, float | None]] = {}
     for (name, seed), report in reports(tasks, recipe.jobs, recipe.threads, task_of(recipe.base)[1]):
         found[name, seed] = {score: _number(report, where) for score, where in recipe.scores.items()}
@@ -83,6 +83,14 @@ def compare_variants(recipe: VariantsRecipe, out: str | os.PathLike[str], say: S
     draw(folder / "variants.png", summary)
     say(text)
     return summary
+
+
+def _sharing(run: Any, folder: Path) -> Spec:
+    """A run that learns from features has them in one file with the others."""
+    features = getattr(run, "features", None)
+    if features is None or features.file is not None:
+        return run
+    return run.but(features=features.but(file=os.fspath(folder / "features.h5")))
 
 
 def table(summary: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from vispe.progress import track
 from vispe.spec import Spec
 from vispe.store import as_features, as_stored
 from vispe.train.keypoint_pairs import PosedImages, Views
+from vispe.train.loaders import Say
 from vispe.train.photos import Photo
 
 AS_IT_IS = Look(resize=0)
@@ -68,6 +69,7 @@ def view_features(
     device: str,
     refuse: bool,
     workers: int = 0,
+    say: Say = print,
 ) -> tuple[list[str], list[str]]:
     """Write ``path`` with the features of every view, or what of it is missing; the names of the photographs that can
     be used, and a sentence for each that cannot (with ``refuse`` an error). ``workers``: processes that find them where
@@ -85,6 +87,7 @@ def view_features(
             if not all(writer.has(f"{photo.name}#{k}", content) for k in range(views.views))
         ]
         if left:
+            say(f"finding the keypoints of {len(left)} photographs, {views.views} views of each, into {path}")
             finder = _ViewFeatures([photo for photo, _ in left], views, features.load(device), seed)
             found = track(finder.loader(workers), "finding keypoints", "photographs", total=len(left))
             for (photo, content), made_of in zip(left, found, strict=True):
