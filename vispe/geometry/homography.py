@@ -49,9 +49,10 @@ def homogeneous(xy: ArrayLike) -> Array:
 
 def warp_points(H: ArrayLike, xy: ArrayLike) -> Array:  # noqa: N803
     """``H x`` in pixels, ``[k, 2]``. A point that goes to infinity comes back as inf or nan, never as a warning."""
-    with np.errstate(all="ignore"):
-        warped = homogeneous(xy) @ as_matrix(H, "H").T
-        return warped[:, :2] / warped[:, 2:]
+    x, y = as_points(xy).T
+    with np.errstate(all="ignore"):  # a product of matrices would wake BLAS's threads, which spin for long afterwards
+        u, v, w = (row[0] * x + row[1] * y + row[2] for row in as_matrix(H, "H"))
+        return np.stack((u / w, v / w), 1)
 
 
 def homography_residual(H: ArrayLike, points0: ArrayLike, points1: ArrayLike) -> Array:  # noqa: N803
