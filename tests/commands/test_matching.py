@@ -153,7 +153,7 @@ def test_ctrl_c_while_working_leaves_nothing(images, tmp_path):
     """A real signal to a real process, in the middle of the work."""
     code = "import signal, sys, time; from vispe import cli, matching\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
-    code += "def hang(*a, **k): print('working', flush=True); time.sleep(300)\n"
+    code += "def hang(*a, **k): print('working', flush=True); time.sleep(60)\n"
     code += "matching.Matcher.__call__ = hang; sys.exit(cli.main(sys.argv[1:]))"
     words = ["match", images / "left.png", images / "left.png", *FAST, "--out", tmp_path / "new"]
     with subprocess.Popen(
@@ -161,7 +161,7 @@ def test_ctrl_c_while_working_leaves_nothing(images, tmp_path):
     ) as process:
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err == "vispe match: interrupted\n"
     assert not (tmp_path / "new").exists()

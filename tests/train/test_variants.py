@@ -1,12 +1,14 @@
 """Rows are a model's knobs: every variant is trained with every seed, once, and told in one table."""
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.train.conftest import TINY
 from vispe import recipe
+from vispe.train import variants
 from vispe.train.variants import VariantsRecipe, compare_variants, table
 
 WORDS = ("base.train.epochs=1", "base.train.validate_every=1")
@@ -48,6 +50,24 @@ def test_a_row_each(given, tmp_path):
     before = (tmp_path / "out" / "none-0" / "metrics.csv").stat().st_mtime_ns
     assert compare_variants(given("seeds=[0, 1]"), tmp_path / "out", said.append) == summary
     assert (tmp_path / "out" / "none-0" / "metrics.csv").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_rows_share_the_features_that_one_of_them_finds(tmp_path, monkeypatch, jobs):
+    """Two at a time would write one file together."""
+    path = Path(__file__).parents[2] / "configs/ablate/lightglue_position.yaml"
+    seen = {}
+
+    def reports(tasks, *_):
+        seen.update({key: run.features.file for key, (run, _) in tasks.items()})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(variants, "reports", reports)
+    with pytest.raises(KeyboardInterrupt):
+        compare_variants(recipe.read(path, VariantsRecipe, [f"jobs={jobs}"]), tmp_path / "out", list)
+    assert len(seen) == 5
+    assert set(seen.values()) == {str(tmp_path / "out" / "features.h5") if jobs == 1 else None}
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_table_by_hand():

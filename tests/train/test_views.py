@@ -26,6 +26,9 @@ def test_a_second_run_finds_nothing_to_do(found, monkeypatch):
     path, train, val, names, _ = found
     monkeypatch.setattr(module, "seen_view", lambda *_: pytest.fail("nothing is left to find"))
     assert view_features(path, [*train, *val], SMALL, SIFT, 0, "cpu", False)[0] == names
+    monkeypatch.setattr(module.FeatureSpec, "load", lambda *_: pytest.fail("nothing is left to find"))
+    usable = [photo for photo in (*train, *val) if photo.name in names]
+    assert view_features(path, usable, SMALL, SIFT, 0, "cpu", False)[0] == names
     with pytest.raises(ValueError, match="max_keypoints"):
         view_features(path, train, SMALL, SIFT.but(max_keypoints=32), 0, "cpu", False)
 

@@ -312,6 +312,11 @@ def check_size(h: int, w: int, name: str) -> None:
         raise ImageError(f"image {name!r} is {w} x {h} pixels; each side must have at least {MINIMUM_SIDE}")
 
 
+def image_size(image: Tensor) -> tuple[int, int]:
+    """(h, w) of ``[..., h, w]``."""
+    return image.shape[-2], image.shape[-1]
+
+
 def to_grey(image: Tensor) -> Tensor:
     """``[3, h, w]`` to ``[1, h, w]``: luma with the weights of Rec. 601, as in kornia's ``rgb_to_grayscale``."""
     if image.ndim != 3 or image.shape[0] != 3:

@@ -31,7 +31,7 @@ from vispe.progress import quiet
 from vispe.train.callbacks import LAST, AtomicIO, Average, Keep, Progress, Record, Resume
 from vispe.train.curves import Curves, read_curves
 from vispe.train.folder import begin, earlier_part, finished_report, update_reached
-from vispe.train.loaders import Data, Loaders, Say, cores, first_process, open_checked
+from vispe.train.loaders import Data, Loaders, Say, first_process, open_checked, readers
 from vispe.train.module import Classification, Learning
 from vispe.train.report import at_size, draw_confusion, draw_curves, peak_memory, versions
 from vispe.train.spec import ClassifyRecipe, RunSpec, pair
@@ -189,7 +189,7 @@ class Run:
 
     @property
     def workers(self) -> int:
-        return self.recipe.run.workers if self.recipe.run.workers is not None else cores()
+        return readers(self.recipe.run)
 
     @property
     def part(self) -> int:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from vispe.data.augment import mixed
 from vispe.data.batches import brought
 from vispe.data.homographies import ViewSpec, overlap, seen_view, view
-from vispe.data.images import ImageError, read_image, to_grey
+from vispe.data.images import ImageError, image_size, read_image, to_grey
 from vispe.data.megadepth import DepthSpec, Posed
 from vispe.features import Look
 from vispe.geometry.benchmark import homography_poselib, pose_poselib
@@ -94,7 +94,7 @@ class PhotoPairs(ImagePairs):
             try:
                 pixels = _bytes(photo.read())
                 for way in range(views.ways):
-                    view(_size(pixels), views, seed, way=way)
+                    view(image_size(pixels), views, seed, way=way)
             except (ImageError, ValueError) as error:
                 if refuse:
                     raise
@@ -115,7 +115,7 @@ class PhotoPairs(ImagePairs):
         photo = (_bytes(self.photos[row].read()) if held is None else held).float() / 255
         way = mixed(self.seed, *chance, 5) % views.ways
         for k in range(TRIES):
-            first, second = (view(_size(photo), views, self.seed, *chance, k, side, way=way) for side in (0, 1))
+            first, second = (view(image_size(photo), views, self.seed, *chance, k, side, way=way) for side in (0, 1))
             if overlap(first, second, views) >= views.overlap:
                 break
         image0, image1 = (
@@ -172,7 +172,7 @@ class PosedPairs(ImagePairs):
         """The image in its square, its size (h, w), and its scale (x, y)."""
         name, side = self.posed.names[row], self.spec.resize
         seen, (tall, wide) = Look(resize=side).at(read_image(os.fspath(self.posed.root / name)), name)
-        h, w = _size(seen)
+        h, w = image_size(seen)
         return F.pad(to_grey(seen), (0, side - w, 0, side - h)), (h, w), (wide, tall)
 
     def _there(
@@ -197,10 +197,6 @@ class PosedPairs(ImagePairs):
 
 def _bytes(image: Tensor) -> Tensor:
     return (image * 255).round().to(torch.uint8)
-
-
-def _size(image: Tensor) -> tuple[int, int]:
-    return image.shape[-2], image.shape[-1]
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -283,14 +279,14 @@ def image_pair_batch(source: ImagePairs, chances: Sequence[tuple[int, ...]], ind
 
 
 def _grids(pair: Pair, stride: int) -> tuple[Cells, Cells]:
-    return cells_of(_size(pair.image0), stride), cells_of(_size(pair.image1), stride)
+    return cells_of(image_size(pair.image0), stride), cells_of(image_size(pair.image1), stride)
 
 
 def _mask(images: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor | None:
     """True where there is image; None where there is nothing else."""
-    if all(size == _size(images) for size in sizes):
+    if all(size == image_size(images) for size in sizes):
         return None
-    made = torch.zeros(len(images), *_size(images), dtype=torch.bool)
+    made = torch.zeros(len(images), *image_size(images), dtype=torch.bool)
     for row, (h, w) in zip(made, sizes, strict=True):
         row[:h, :w] = True
     return made

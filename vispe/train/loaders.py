@@ -15,6 +15,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from vispe.data.batches import Parts, Plan, Shares, in_memory, loader
 from vispe.data.classification import DataSpec, Images, open_data
 from vispe.data.verify import sound
+from vispe.train.spec import RunSpec
 
 Say = Callable[[str], object]
 Opened = Callable[[DataSpec], tuple[Images, Images]]  # (training, validation)
@@ -106,6 +107,11 @@ class Loaders(pl.LightningDataModule):
     def _pinned(self) -> bool:
         assert self.trainer is not None
         return self.trainer.strategy.root_device.type == "cuda"
+
+
+def readers(run: RunSpec) -> int:
+    """Processes that bring what a run looks at: ``run.workers``, or one for each core."""
+    return cores() if run.workers is None else run.workers
 
 
 def cores() -> int:

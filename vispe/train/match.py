@@ -33,7 +33,7 @@ from vispe.train.callbacks import LAST, Keep
 from vispe.train.classify import Run, carried_out
 from vispe.train.curves import read_curves
 from vispe.train.keypoint_pairs import EvalPairs, PairBatch, Source, TrainPairs, pair_loader
-from vispe.train.loaders import Loaders, Say, cores, tell_left_out
+from vispe.train.loaders import Loaders, Say, readers, tell_left_out
 from vispe.train.match_scores import beats, draw_pair, judged, lightglue, mutual, precision_at, scored
 from vispe.train.module import Learning
 from vispe.train.photos import PhotoSpec, photographs
@@ -47,11 +47,8 @@ TASK = "match"
 FEW = 10  # held-out photographs below which a verdict is said to be by chance
 MATCHABLE = 2.0  # logit of matchability at the start: most points are taken to have a partner
 SCALES = (7.0, 10.0, 14.0, 20.0, 28.0, 40.0, 57.0, 80.0, 113.0)  # of cosines at the start; ALIKED wants 14, SIFT 40
-NEAR, SIZE, AROUND = (
-    4.0,
-    0.2,
-    1.5,
-)  # at the start: turns by a place, by a pixel of scale, against the fresh; the constant
+# At the start: turns by a place and by a pixel of scale, against the fresh; the constant.
+NEAR, SIZE, AROUND = 4.0, 0.2, 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,17 +109,17 @@ def match(
         out,
         data,
         say,
-        check=lambda: None if (Path(out) / LAST).is_file() else _refuse_early(recipe),
+        check=lambda: None if (Path(out) / LAST).is_file() else _refuse_early(recipe, data),
         opened=lambda folder: found_pairs(recipe, folder, say),
     )
 
 
-def _refuse_early(recipe: MatchRecipe) -> None:
+def _refuse_early(recipe: MatchRecipe, data: PairData | None) -> None:
     """``ValueError`` for what need not wait for the features, which take minutes."""
     _network(recipe)
-    if recipe.poses is None:
-        train, data = recipe.train, recipe.data
-        Plan(len(photographs(data)[0]) * data.views.pairs, train.batch_size, train.epochs, train.seed)
+    if data is None and recipe.poses is None:
+        train, photos = recipe.train, recipe.data
+        Plan(len(photographs(photos)[0]) * photos.views.pairs, train.batch_size, train.epochs, train.seed)
 
 
 def _network(recipe: MatchRecipe) -> tuple[LightGlue, list[str]]:
@@ -211,9 +208,8 @@ def _of_photographs(recipe: MatchRecipe, path: Path, device: str, say: Say) -> t
     parts = photographs(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse = data.corrupt == "refuse"
-    workers = cores() if recipe.run.workers is None else recipe.run.workers
     names, skipped = view_features(
-        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse, workers, say
+        path, [*parts[0], *parts[1]], data.views, features, data.seed, device, refuse, readers(recipe.run), say
     )
     usable = set(names)
     kept = [[photo for photo in part if photo.name in usable] for part in parts]
@@ -451,7 +447,8 @@ class _Matching(Run):
         self._say_pace(report)
         source = self.data.val.source
         held = report["data"]["val"]
-        self.say(f"on {report['pairs']} held-out pairs of {held} photograph{'s' * (held != 1)}:")
+        photos = f"{held} photograph{'s' * (held != 1)}"
+        self.say(f"on {report['pairs']} held-out pairs of {photos}:")
         for name, told in report["results"].items():
             auc = " / ".join(f"{100 * value:.1f}" for value in told["auc"])
             self.say(
@@ -467,5 +464,5 @@ class _Matching(Run):
                 f"{row['precision']:.3f}"
             )
         if held < FEW:
-            self.say(f"{held} photograph{'s' * (held != 1)} held out: with others it may come out differently")
+            self.say(f"{photos} held out: with others it may come out differently")
         self.say(f"wrote {self.folder / 'report.json'}, {report['weights']}, curves.png and examples.png")

@@ -66,7 +66,10 @@ def compare_variants(recipe: VariantsRecipe, out: str | os.PathLike[str], say: S
     folder = Path(out)
     check_writable(folder)
     wanted = [(name, seed) for seed in recipe.seeds for name in recipe.variants]
-    tasks = {key: (_sharing(recipe.run(*key), folder), folder / folder_name(*key)) for key in wanted}
+    runs = {key: recipe.run(*key) for key in wanted}
+    if recipe.jobs == 1:  # several would write the one file at a time
+        runs = {key: _sharing(run, folder) for key, run in runs.items()}
+    tasks = {key: (run, folder / folder_name(*key)) for key, run in runs.items()}
     found: dict[tuple[str, int], dict[str, float | None]] = {}
     for (name, seed), report in reports(tasks, recipe.jobs, recipe.threads, task_of(recipe.base)[1]):
         found[name, seed] = {score: _number(report, where) for score, where in recipe.scores.items()}

@@ -22,6 +22,7 @@ from vispe.cache import CacheReader, CacheWriter
 from vispe.data.augment import mixed
 from vispe.data.batches import as_it_is
 from vispe.data.homographies import ViewSpec, seen_view, view
+from vispe.data.images import image_size
 from vispe.data.megadepth import DepthSpec, Posed
 from vispe.extract import Job, extract_into, features_made
 from vispe.features import Extractor, Features, Look, extractor
@@ -59,6 +60,11 @@ class FeatureSpec(Spec):
         given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "weights": self.weights, "device": device}
         return extractor(self.name, look=look, **given, **self.knobs)
 
+    def made(self, resize: int) -> dict[str, Any]:
+        """How features of images whose long side is ``resize`` are made, as their file says it."""
+        given: dict[str, Any] = {"max_keypoints": self.max_keypoints, "resize": resize, "side": "long"}
+        return features_made(self.name, weights=self.weights, **given, **self.knobs)
+
 
 def view_features(
     path: Path,
@@ -74,11 +80,7 @@ def view_features(
     """Write ``path`` with the features of every view, or what of it is missing; the names of the photographs that can
     be used, and a sentence for each that cannot (with ``refuse`` an error). ``workers``: processes that find them where
     a network does on the CPU, each with one thread; small images gain nothing from more."""
-    made = {"views": dataclasses.asdict(views), "seed": seed}
-    made |= features_made(
-        features.name, max_keypoints=features.max_keypoints, resize=0, side="long", weights=features.weights,
-        **features.knobs,
-    )  # fmt: skip
+    made = {"views": dataclasses.asdict(views), "seed": seed, **features.made(resize=0)}
     skipped: dict[str, str] = {}
     with CacheWriter(path, made, **KEPT) as writer:
         left = [
@@ -114,7 +116,7 @@ class _ViewFeatures(Dataset[Any]):
         photo, views = self.photos[at], self.views
         try:
             image, chance = photo.read(), (self.seed, photo.number)
-            homographies = [view(_size(image), views, *chance, k, way=k % views.ways) for k in range(views.views)]
+            homographies = [view(image_size(image), views, *chance, k, way=k % views.ways) for k in range(views.views)]
             seen = (seen_view(image, H, views, mixed(*chance, k, 1)) for k, H in enumerate(homographies))
             return [as_stored(self.find(one), H=H) for one, H in zip(seen, homographies, strict=True)]
         except ValueError as error:
@@ -160,12 +162,8 @@ def read_views(
 def posed_features(path: Path, posed: Sequence[Posed], spec: DepthSpec, features: FeatureSpec, device: str) -> None:
     """Write ``path`` with the features of every image, or what of it is missing; ``ImageError`` for one that cannot be
     read."""
-    made = features_made(
-        features.name, max_keypoints=features.max_keypoints, resize=spec.resize, side="long", weights=features.weights,
-        **features.knobs,
-    )  # fmt: skip
     jobs = [Job(name, os.fspath(part.root / name)) for part in posed for name in part.names]
-    with CacheWriter(path, made, **KEPT) as writer:
+    with CacheWriter(path, features.made(spec.resize), **KEPT) as writer:
         extract_into(writer, jobs, lambda: features.load(device, Look(resize=spec.resize)))
 
 
@@ -195,7 +193,3 @@ def _packed(found: Sequence[Features], most: int) -> dict[str, Any]:
     made: dict[str, Any] = {name: padded(name) for name in ("keypoints", "descriptors", "scales", "orientations")}
     made["counts"] = torch.tensor([len(one) for one in found])
     return made | {"sizes": torch.tensor([one.size for one in found], dtype=torch.float32)}
-
-
-def _size(image: Tensor) -> tuple[int, int]:
-    return image.shape[-2], image.shape[-1]
