@@ -24,6 +24,7 @@ part = x[2 * rank : 2 * rank + 2].requires_grad_()
 y = norm(part)
 (y * weight[2 * rank : 2 * rank + 2]).sum().backward()
 torch.save({"y": y.detach(), "grad": part.grad, "state": norm.state_dict()}, sys.argv[3])
+dist.destroy_process_group()
 """
 
 
