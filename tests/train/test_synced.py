@@ -10,7 +10,7 @@ from torch import nn
 from vispe.train.synced import SyncedNorm, synced
 
 TWO = """
-import sys, torch
+import os, sys, torch
 import torch.distributed as dist
 from torch import nn
 from vispe.train.synced import synced
@@ -24,7 +24,8 @@ part = x[2 * rank : 2 * rank + 2].requires_grad_()
 y = norm(part)
 (y * weight[2 * rank : 2 * rank + 2]).sum().backward()
 torch.save({"y": y.detach(), "grad": part.grad, "state": norm.state_dict()}, sys.argv[3])
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 """
 
 
